@@ -1,0 +1,115 @@
+"""Flax layers whose parameters bear the names and layouts of Hugging Face files: y = x Wᵀ + b, W of shape (out, in).
+
+A model built of these needs no conversion: the dotted path of a leaf is its key in `model.safetensors`. Every layer is
+a module of its own, so `flax.linen.intercept_methods` can wrap it by its path (adapters, features, Gram matrices).
+"""
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_fast": lambda x: jax.nn.gelu(x, approximate=True),
+    "gelu_pytorch_tanh": lambda x: jax.nn.gelu(x, approximate=True),
+    "relu": jax.nn.relu,
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
+def _over_leading(vector: Array, x: Array) -> Array:
+    """Gives `vector` the rank of `x`: it broadcasts over all axes but the last where rank promotion is an error."""
+    return jnp.reshape(vector, (1,) * (x.ndim - 1) + vector.shape)
+
+
+class Linear(nn.Module):
+    """y = x Wᵀ + b; weight (out, in), bias (out,)."""
+    features: int
+    bias: bool = True
+    std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        weight = self.param("weight", nn.initializers.normal(self.std), (self.features, x.shape[-1]))
+        y = jnp.einsum("...i,oi->...o", x, weight)
+        if not self.bias:
+            return y
+        return y + _over_leading(self.param("bias", nn.initializers.zeros, (self.features,)), y)
+
+
+class LayerNorm(nn.Module):
+    """(x - mean) / √(var + eps) · weight + bias over the last axis; low-precision input is normalised in float32."""
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        weight = self.param("weight", nn.initializers.ones, x.shape[-1:])
+        bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        normal = jax.nn.standardize(wide, axis=-1, epsilon=self.eps).astype(x.dtype)
+        return normal * _over_leading(weight, x) + _over_leading(bias, x)
+
+
+class Embedding(nn.Module):
+    """Rows of a table; weight (rows, width)."""
+    rows: int
+    width: int
+    std: float = 0.02
+
+    def setup(self):
+        self.weight = self.param("weight", nn.initializers.normal(self.std), (self.rows, self.width))
+
+    def __call__(self, ids: Int[Array, "*batch"]) -> Float[Array, "*batch width"]:
+        return jnp.take(self.weight, ids, axis=0)
+
+    def first(self, count: int) -> Float[Array, "count width"]:
+        """The first `count` rows: what positions 0, 1, … look up, without a gather."""
+        return jnp.asarray(self.weight)[:count]
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose stride is its kernel size; weight (width, channels, patch, patch).
+
+    Written as cut and multiply: a convolution's sums, yet per-example gradients (`vmap(grad)`) stay matrix products.
+    """
+    width: int
+    patch: int
+    std: float = 0.02
+
+    @nn.compact
+    def __call__(self, pixels: Float[Array, "batch height width channels"]) -> Float[Array, "batch patches features"]:
+        batch, height, width, channels = pixels.shape
+        p, rows, columns = self.patch, height // self.patch, width // self.patch
+        weight = self.param("weight", nn.initializers.normal(self.std), (self.width, channels, p, p))
+        cut = pixels[:, : rows * p, : columns * p].astype(weight.dtype)
+        cut = cut.reshape(batch, rows, p, columns, p, channels).transpose(0, 1, 3, 5, 2, 4)
+        return jnp.einsum("bni,oi->bno", cut.reshape(batch, rows * columns, -1), weight.reshape(self.width, -1))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, softmax(Q Kᵀ / √d) V, with the four projections q_proj, k_proj, v_proj and out_proj.
+
+    Uses XLA's attention by name: the fused GPU kernels have no forward-mode derivative, which tangent models need.
+    """
+    heads: int
+    causal: bool = False
+    in_std: float = 0.02
+    out_std: float = 0.02
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch tokens width"],
+                 mask: Bool[Array, "batch tokens"] | None = None) -> Float[Array, "batch tokens width"]:
+        width = x.shape[-1]
+        split = lambda y: y.reshape(*y.shape[:-1], self.heads, width // self.heads)
+        query = split(Linear(width, std=self.in_std, name="q_proj")(x))
+        key = split(Linear(width, std=self.in_std, name="k_proj")(x))
+        value = split(Linear(width, std=self.in_std, name="v_proj")(x))
+        seen = None if mask is None else mask[:, None, None, :]
+        y = jax.nn.dot_product_attention(query, key, value, mask=seen, is_causal=self.causal, implementation="xla")
+        return Linear(width, std=self.out_std, name="out_proj")(y.reshape(x.shape))
