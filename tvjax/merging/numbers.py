@@ -1,0 +1,141 @@
+"""Numbers that vary by leaf, wherever an operator takes a number: by regular expression, by depth, by leaf, by entry.
+
+A number is a scalar or a (tasks,) array; `per_task` makes either broadcast against a stack. The rules below hold such numbers as pytree leaves, so
+that they can be traced, swept and differentiated like plain ones; engines resolve them for each leaf.
+"""
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tvjax import tree
+from tvjax.merging.statistics import static
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ByName:
+    """The value of the first pattern that the leaf's name contains, `default` where none does."""
+
+    values: tuple
+    default: Any
+    patterns: tuple[str, ...] = static()
+
+    def at(self, name, depth):
+        for pattern, value in zip(self.patterns, self.values, strict=True):
+            if re.search(pattern, name):
+                return resolve(value, name, depth)
+        return resolve(self.default, name, depth)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ByDepth:
+    """Anchors (anchors, ...) stretched piecewise linearly over the depth of the blocks; `outside` for leaves in no block."""
+
+    anchors: Any
+    outside: Any
+
+    def at(self, name, depth):
+        if tree.block(name) is None:
+            return self.outside
+        anchors = jnp.asarray(self.anchors, jnp.result_type(float))
+        if len(anchors) == 1:
+            return anchors[0]
+        position = jnp.asarray(depth, anchors.dtype) * (len(anchors) - 1)
+        low = jnp.minimum(position.astype(jnp.int32), len(anchors) - 2)
+        return anchors[low] + (position - low.astype(anchors.dtype)) * (anchors[low + 1] - anchors[low])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PerLeaf:
+    """One number for each leaf, by name."""
+
+    values: dict[str, Any]
+
+    def at(self, name, depth):
+        if name not in self.values:
+            raise ValueError(f"no number for the leaf {name}; there are {tree.listing(list(self.values))}")
+        return self.values[name]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """One number for each entry, by leaf: arrays shaped as the leaf, or with a leading axis of tasks."""
+
+    values: dict[str, Any]
+
+    def at(self, name, depth):
+        return Entries({"": PerLeaf(self.values).at(name, depth)})
+
+    @property
+    def array(self):
+        return self.values[""]
+
+
+def by_name(rules: Mapping[str, Any], *, default) -> ByName:
+    """A number chosen by the leaf's name: {regular expression: number}, the first that matches.
+
+    >>> resolve(by_name({"self_attn": 0.3, "bias$": 0.0}, default=1.0), "layers.0.self_attn.bias", 0.0)
+    0.3
+    """
+    return ByName(tuple(rules.values()), default, tuple(rules))
+
+
+def by_depth(anchors: Sequence[float] | jax.Array, *, outside=None) -> ByDepth:
+    """A number that changes over depth: anchors for the first … last block; outside of blocks `outside` (the first anchor by default).
+
+    >>> float(resolve(by_depth([0.0, 1.0]), "layers.1.weight", 0.5))
+    0.5
+    """
+    if len(anchors) == 0:
+        raise ValueError("by_depth takes at least one anchor; got none")
+    return ByDepth(anchors, anchors[0] if outside is None else outside)
+
+
+def per_leaf(values) -> PerLeaf:
+    """A number for each leaf, from a tree (or {name: number}) whose leaves are scalars or (tasks,) arrays."""
+    return PerLeaf(tree.flatten(values))
+
+
+def entries(values) -> Entries:
+    """A number for each entry, from a tree shaped as one task vector or as the stack: element-wise coefficients, partitions."""
+    return Entries(tree.flatten(values))
+
+
+RULES = (ByName, ByDepth, PerLeaf, Entries)
+
+
+def resolve(number, name: str, depth: float):
+    """The number that holds for the leaf `name`, whose block is at `depth` in [0, 1]."""
+    return number.at(name, depth) if isinstance(number, RULES) else number
+
+
+def varies(number) -> bool:
+    """Whether a number is a rule over leaves."""
+    return isinstance(number, RULES)
+
+
+def per_task(number, x):
+    """`number` (a scalar, (tasks,) or entry-wise) shaped so that it broadcasts against the stack `x` (tasks, ...)."""
+    if isinstance(number, Entries):
+        return jnp.broadcast_to(number.array, x.shape).astype(x.dtype) if _shape(number.array) != x.shape else number.array.astype(x.dtype)
+    if len(_shape(number)) == 0:
+        return number
+    return jnp.asarray(number, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def sum_tasks(x):
+    """Σ_t x_t as a running sum: the same rounding for every shape, chunk and engine, and much faster on CPU than a reduction of the stack."""
+    return functools.reduce(jnp.add, [x[t] for t in range(x.shape[0])])
+
+
+def _shape(x):
+    return np.shape(x)

@@ -1,0 +1,53 @@
+"""The exact k-th largest score of a stream, without sorting or holding it: a sample brackets the answer, one pass counts above the bracket and
+collects the few scores inside it, and the answer is selected among those. A bracket that misses is widened."""
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+SMALL = 1 << 22  # scores (of all tasks) that are simply held and partitioned
+EVERY = 61  # one score in so many is sampled; prime, so that it does not follow the columns of a matrix
+
+
+def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, sample=None) -> np.ndarray:
+    """Per task, the k-th largest of a stream of (tasks, some) arrays.
+
+    scores: starts the stream anew at each call. k: an integer or one for each task. sample: every -> a thinner stream of the same scores.
+    """
+    if entries <= SMALL // 4:
+        held = np.concatenate(list(scores()), 1)
+        return np.stack([_select(row, int(n)) for row, n in zip(held, np.broadcast_to(k, len(held)), strict=True)])
+    thin = sample(EVERY) if sample else (part[:, ::EVERY] for part in scores())
+    drawn = np.sort(np.concatenate(list(thin), 1), 1)[:, ::-1]
+    k = np.broadcast_to(np.asarray(k), (len(drawn),))
+    for spread in (5.0, 50.0, np.inf):
+        low, high = _bracket(drawn, k / entries, spread)
+        above, inside = _collect(scores(), low, high)
+        if all(n < want <= n + len(found) for n, want, found in zip(above, k, inside, strict=True)):
+            return np.array([_select(found, int(want - n)) for n, want, found in zip(above, k, inside, strict=True)], drawn.dtype)
+    raise AssertionError("unreachable: an infinite bracket holds every score")
+
+
+def _bracket(drawn: np.ndarray, share: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
+    """Per task, two sampled scores between which the answer lies, `spread` standard errors around its rank in the sample."""
+    n = drawn.shape[1]
+    error = spread * np.sqrt(n * share * (1 - share) + 1) + 2
+    first, last = share * n - error, share * n + error
+    pick = lambda ranks: drawn[np.arange(len(drawn)), np.clip(np.nan_to_num(ranks, posinf=n, neginf=0), 0, n - 1).astype(int)]
+    return np.where(last < n - 1, pick(last), -np.inf).astype(drawn.dtype), np.where(first > 0, pick(first), np.inf).astype(drawn.dtype)
+
+
+def _collect(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
+    """Per task, how many scores exceed `high`, and those in [low, high]."""
+    above = np.zeros(len(low), np.int64)
+    inside: list[list[np.ndarray]] = [[] for _ in low]
+    for part in stream:
+        for t, row in enumerate(part):
+            high_enough = row[row >= low[t]] if low[t] > -np.inf else row
+            within = high_enough[high_enough <= high[t]]
+            above[t] += len(high_enough) - len(within)
+            inside[t].append(within)
+    return above, [np.concatenate(found) for found in inside]
+
+
+def _select(row: np.ndarray, k: int) -> np.floating:
+    return np.partition(row, len(row) - k)[len(row) - k]
