@@ -1,6 +1,10 @@
 """The recipe's numbers, AdamW against torch, the data order, and a loop that can be interrupted without a trace."""
 import functools
 import itertools
+import os
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -226,3 +230,33 @@ def test_progress_bar_shows_loss_and_speed(capsys):
     assert "9/9" in shown and "loss=" in shown and "examples=" in shown
     training.fit(loss, PARAMS, feed(RECIPE), RECIPE, progress=None)
     assert capsys.readouterr().err == ""
+
+
+FOUR_DEVICES = """
+import functools, sys
+import jax, numpy as np
+sys.path.insert(0, {here!r})
+import test_training as t
+from tvjax import training
+from tvjax.training import loop
+mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
+put = lambda spec: lambda x: jax.device_put(x, jax.NamedSharding(mesh, spec))
+quiet = lambda params, batch, key: training.cross_entropy(batch[0] @ params["w"].T, batch[1])
+for parts in (1, 2):
+    recipe = training.Recipe(steps=6, batch=8, lr=0.05, warmup=2, accumulation=parts)
+    one = training.fit(quiet, {{"w": t.PARAMS["w"]}}, t.feed(recipe), recipe)
+    before = loop._advance._cache_size()
+    four = training.fit(quiet, put(jax.P())({{"w": t.PARAMS["w"]}}), t.feed(recipe), recipe, place=put(jax.P("batch")))
+    assert len(four.params["w"].sharding.device_set) == 4
+    assert loop._advance._cache_size() == before + 1, loop._advance._cache_size() - before
+    np.testing.assert_allclose(four.params["w"], one.params["w"], atol=1e-6)
+print("equal")
+"""
+
+
+def test_four_devices_give_the_weights_of_one():
+    here = pathlib.Path(__file__).parent
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    program = [sys.executable, "-c", FOUR_DEVICES.format(here=str(here))]
+    done = subprocess.run(program, env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]

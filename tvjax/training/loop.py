@@ -11,6 +11,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -48,7 +49,8 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     feed: an iterable of batches, or a function `feed(start=step)` that gives the iterable from a step on, for instance
       `functools.partial(batches, split, batch=128, seed=0)`. Numpy arrays, examples first.
     transform: an optax transformation in place of `optimizer(recipe)`, for instance `sparse(optimizer(recipe), mask)`.
-    place: what puts a batch on the devices, where that is not the default one (sharding over several).
+    place: what puts a batch on the devices, where that is not the default one: with `params` replicated over a mesh,
+      a function that shards a batch over it.
     state_dir: where the state is saved every `save_every` steps and at the end, and where a run continues from.
     progress: whether to show a bar; None: on a terminal and in a notebook. Never but on process 0.
 
@@ -89,7 +91,16 @@ def _start(params, transform, recipe):
     """The state before the first step, in buffers of its own, since a step donates them."""
     losses = np.full(recipe.steps, np.nan, np.float32)
     state = {"params": params, "opt": transform.init(params), "step": np.int32(0), "losses": losses}
-    return jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
+    state = jax.tree.map(lambda x: jnp.array(x, jnp.asarray(x).dtype, copy=True), state)
+    meshes = [x.sharding.mesh for x in jax.tree.leaves(state) if isinstance(x.sharding, jax.NamedSharding)]
+    return _on_mesh(state, meshes[0]) if meshes else state
+
+
+def _on_mesh(state, mesh):
+    """The state with counters and losses on the parameters' devices too, so that the first step compiles for all."""
+    everywhere = jax.NamedSharding(mesh, jax.P())
+    put = lambda x: x if isinstance(x.sharding, jax.NamedSharding) else jax.device_put(x, everywhere)
+    return jax.tree.map(put, state)
 
 
 @functools.partial(jax.jit, static_argnames=("loss", "transform", "parts"), donate_argnames="state")
@@ -122,11 +133,11 @@ def _gradient(loss, params, batch, key, frozen, parts):
     return split(params, (batch, jnp.arange(examples)))
 
 
-def _numbered(feed, start, steps):
+def _numbered(feed: Callable[..., Iterable] | Iterable, start, steps):
     """Pairs (step, batch) from `start` to `steps`; a ValueError where the batches end before."""
     if start >= steps:
         return
-    rest = iter(feed(start=start)) if callable(feed) else itertools.islice(feed, start, None)
+    rest = iter(feed(start=start) if callable(feed) else itertools.islice(feed, start, None))
     for step in range(start, steps):
         batch = next(rest, None)
         if batch is None:
