@@ -1,19 +1,25 @@
-"""Makes tests/golden/peers.npz: what mergekit, FusionBench and PEFT compute on small models, so that presets can be held against their numbers.
+"""Makes tests/golden/peers.npz: what mergekit, FusionBench and PEFT compute on small models.
 
-Run it in an environment of its own (README.md beside this file says how); tvjax is not needed there:
+Presets are held against these numbers. Run it in an environment of its own (README.md beside this file says how); tvjax
+is not needed there:
 
     python experiments/golden/peers.py tests/golden/peers.npz
 
 The file holds arrays of float32, flat over the leaves of `LEAVES` (of `FACTORS` for adapters):
 
-- `base` (n,), `models` (3, n): three fine-tuned models with heavy-tailed differences. All numbers are multiples of 2⁻²⁰, so that differences and
-  sums are exact. Some entries are equal in all models (frozen), in some the differences of the first two models cancel.
-- `uniform` (3, n): what every random method drew in place of its own random numbers; an entry is kept where it is below the probability to keep.
+- `base` (n,), `models` (3, n): three fine-tuned models with heavy-tailed differences. Numbers are multiples of 2⁻²⁰,
+  so that differences and sums are exact. Some entries are equal in all models (frozen), in some the differences of the
+  first two models cancel.
+- `uniform` (3, n): what every random method drew in place of its own random numbers; an entry is kept where it is below
+  the probability to keep.
 - `adapters` (2, m): the LoRA factors of two adapters of rank 2; their scaling α/r is 2.
-- `out/NAME`: the result of each case; a whole model for mergekit and FusionBench, for PEFT the factors of the new adapter, or its product.
-- `about`: JSON with `versions`, `leaves`, `factors`, `cases` {NAME: {tool, method, options in the tool's own words, base, inputs}}, and
-  `gradients` {setting: {leaf: the number that mergekit used}} for a LLaMA of four blocks.
+- `out/NAME`: the result of each case: a whole model for mergekit and FusionBench, for PEFT the factors of the new
+  adapter, or their product.
+- `about`: JSON with `versions`, `leaves`, `factors`, `cases` {NAME: {tool, method, options in the tool's own words,
+  base, inputs}}, and `gradients` {NAME: {setting, values: {leaf: the number that mergekit used}}} for a LLaMA of four
+  blocks.
 """
+
 import contextlib
 import importlib.metadata
 import io
@@ -26,7 +32,12 @@ import numpy as np
 import torch
 
 LEAVES = {"a.weight": (12, 10), "a.bias": (12,), "b.weight": (6, 12)}
-FACTORS = {"a.lora_A.weight": (2, 10), "a.lora_B.weight": (12, 2), "b.lora_A.weight": (2, 12), "b.lora_B.weight": (6, 2)}
+FACTORS = {
+    "a.lora_A.weight": (2, 10),
+    "a.lora_B.weight": (12, 2),
+    "b.lora_A.weight": (2, 12),
+    "b.lora_B.weight": (6, 2),
+}
 GRID = 2.0**20
 GRADIENTS = {
     "list": [0.0, 0.3, 1.0],
@@ -53,7 +64,9 @@ def inputs():
     grid = lambda x: (np.round(x * GRID) / GRID).astype(np.float32)
     n = size(LEAVES)
     base = grid(0.3 * rng.standard_normal(n))
-    spread = np.concatenate([np.full(int(np.prod(s)), 0.02 if name != "b.weight" else 0.06) for name, s in LEAVES.items()])
+    spread = np.concatenate(
+        [np.full(int(np.prod(s)), 0.02 if name != "b.weight" else 0.06) for name, s in LEAVES.items()]
+    )
     deltas = grid(np.clip(rng.standard_t(2, (3, n)), -12, 12) * spread)
     frozen, cancelling = np.arange(3, n, 23), np.arange(5, n, 31)
     deltas[:, frozen] = 0
@@ -68,7 +81,11 @@ class Drawn:
 
     def __init__(self, uniform, model_first: bool):
         by_model = [split(row, LEAVES) for row in uniform]
-        pairs = [(t, n) for t in range(len(uniform)) for n in LEAVES] if model_first else [(t, n) for n in LEAVES for t in range(len(uniform))]
+        pairs = (
+            [(t, n) for t in range(len(uniform)) for n in LEAVES]
+            if model_first
+            else [(t, n) for n in LEAVES for t in range(len(uniform))]
+        )
         self.rest = [by_model[t][name] for t, name in pairs]
 
     def next(self, like):
@@ -117,7 +134,12 @@ MERGEKIT_PAIRS = {  # two models; a base or none
     "nuslerp": ("nuslerp", {"weight": {"m0": 0.7, "m1": 0.4}}, None, ("m0", "m1")),
     "nuslerp_base": ("nuslerp", {"weight": {"m0": 0.7, "m1": 0.4}}, "base", ("m0", "m1")),
     "nuslerp_rows": ("nuslerp", {"weight": {"m0": 0.7, "m1": 0.4}, "nuslerp_flatten": False}, "base", ("m0", "m1")),
-    "nuslerp_columns": ("nuslerp", {"weight": {"m0": 0.7, "m1": 0.4}, "nuslerp_flatten": False, "nuslerp_row_wise": True}, "base", ("m0", "m1")),
+    "nuslerp_columns": (
+        "nuslerp",
+        {"weight": {"m0": 0.7, "m1": 0.4}, "nuslerp_flatten": False, "nuslerp_row_wise": True},
+        "base",
+        ("m0", "m1"),
+    ),
     "multislerp_models": ("multislerp", {"weight": WEIGHTS}, None, ("m0", "m1", "m2")),
     "karcher": ("karcher", {}, None, ("m0", "m1", "m2")),
     "linear_with_base": ("linear", {"weight": {"base": 1.0, **WEIGHTS}}, None, ("base", "m0", "m1", "m2")),
@@ -144,7 +166,14 @@ def gradients():
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=8, hidden_size=4, intermediate_size=4, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=2)
+    config = LlamaConfig(
+        vocab_size=8,
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
@@ -155,7 +184,12 @@ def gradients():
             model.save_pretrained(folder / name)
         for name, setting in GRADIENTS.items():
             models = [{"model": str(folder / "ones"), "parameters": {"weight": setting}}]
-            recipe = {"merge_method": "task_arithmetic", "base_model": str(folder / "zeros"), "models": models, "dtype": "float32"}
+            recipe = {
+                "merge_method": "task_arithmetic",
+                "base_model": str(folder / "zeros"),
+                "models": models,
+                "dtype": "float32",
+            }
             run_merge(MergeConfiguration.model_validate(recipe), str(folder / name), MergeOptions(copy_tokenizer=False))
             leaves = {}
             for shard in sorted((folder / name).glob("*.safetensors")):
@@ -176,7 +210,10 @@ FUSIONBENCH = {
     "ties_max": ("TiesMergingAlgorithm", TIES | {"merge_func": "max"}),
     "magmax": ("MagMaxAlgorithm", {"scaling_factor": 0.5}),
     "dare_average": ("DareSimpleAverage", {"sparsity_ratio": 0.5, "only_on_linear_weights": False, "rescale": True}),
-    "dare_task_arithmetic": ("DareTaskArithmetic", {"scaling_factor": 0.3, "sparsity_ratio": 0.4, "only_on_linear_weights": False, "rescale": True}),
+    "dare_task_arithmetic": (
+        "DareTaskArithmetic",
+        {"scaling_factor": 0.3, "sparsity_ratio": 0.4, "only_on_linear_weights": False, "rescale": True},
+    ),
     "dare_ties": ("DareTiesMerging", {"sparsity_ratio": 0.5, "only_on_linear_weights": False, "rescale": True} | TIES),
     "model_stock": ("ModelStock", {}),
     "tsv_m": ("TaskSingularVectorMerging", {"alpha": 1.0}),
@@ -212,7 +249,11 @@ def fusionbench(states, uniform):
             unified = {k: states["base"][k] + merged.unified_task_vector[k].detach() for k in LEAVES}
             yield "fusionbench/emr_unified", case("fusionbench", method, options, base, models), join(unified, LEAVES)
             continue
-        yield f"fusionbench/{name}", case("fusionbench", method, options, base, models), join(merged.state_dict(), LEAVES)
+        yield (
+            f"fusionbench/{name}",
+            case("fusionbench", method, options, base, models),
+            join(merged.state_dict(), LEAVES),
+        )
 
 
 def module(state):
@@ -242,7 +283,11 @@ def peft(adapters, uniform):
     from peft import LoraConfig, get_peft_model
 
     for name, options in PEFT.items():
-        kind = name if name in ("ties_svd", "magnitude_prune_svd") or name.startswith(("dare", "magnitude")) else name.split("_")[0]
+        kind = (
+            name
+            if name in ("ties_svd", "magnitude_prune_svd") or name.startswith(("dare", "magnitude"))
+            else name.split("_")[0]
+        )
         options = {"weights": [0.7, 0.4], **options}
         config = LoraConfig(r=2, lora_alpha=4, target_modules=["a", "b"])
         model = get_peft_model(module({k: torch.zeros(s) for k, s in LEAVES.items()}), config, adapter_name="0")
@@ -254,16 +299,22 @@ def peft(adapters, uniform):
         with patched("bernoulli", adapter_draws(uniform)):
             model.add_weighted_adapter(["0", "1"], adapter_name="merged", combination_type=kind, **options)
         layers = model.base_model.model
-        factors = {f"{side}.{k}.weight": getattr(layers[side], k)["merged"].weight for side in "ab" for k in ("lora_A", "lora_B")}
+        factors = {
+            f"{side}.{k}.weight": getattr(layers[side], k)["merged"].weight
+            for side in "ab"
+            for k in ("lora_A", "lora_B")
+        }
         if kind == "cat" or kind.endswith("svd"):
-            flat = np.concatenate([layers[side].get_delta_weight("merged").detach().numpy().reshape(-1) for side in "ab"]).astype(np.float32)
+            flat = np.concatenate(
+                [layers[side].get_delta_weight("merged").detach().numpy().reshape(-1) for side in "ab"]
+            ).astype(np.float32)
         else:
             flat = join(factors, FACTORS)
         yield f"peft/{name}", case("peft", kind, options, None, ("0", "1")), flat
 
 
 def adapter_draws(uniform):
-    """PEFT goes over modules, then over A and B, then over adapters; the draws of an adapter are the first of a row of `uniform`."""
+    """PEFT goes over modules, then A and B, then adapters; an adapter's draws are the first of a row of `uniform`."""
     rows = [split(row[: size(FACTORS)], FACTORS) for row in uniform[:2]]
     rest = [rows[t][leaf] for leaf in FACTORS for t in range(2)]
     return lambda p, **_: (torch.from_numpy(rest.pop(0).copy()) < p).to(p.dtype)
@@ -286,16 +337,25 @@ def case(tool, method, options, base, models):
 
 def main(path):
     base, models, uniform, adapters = inputs()
-    states = {name: {k: torch.from_numpy(v.copy()) for k, v in split(flat, LEAVES).items()} for name, flat in
-              [("base", base)] + [(f"m{t}", model) for t, model in enumerate(models)]}
+    states = {
+        name: {k: torch.from_numpy(v.copy()) for k, v in split(flat, LEAVES).items()}
+        for name, flat in [("base", base)] + [(f"m{t}", model) for t, model in enumerate(models)]
+    }
     made, cases = {}, {}
     for name, what, flat in (*mergekit(states, uniform), *fusionbench(states, uniform), *peft(adapters, uniform)):
         cases[name], made[f"out/{name}"] = what, flat
         print(name, flat.shape, float(np.abs(flat).sum()))
     tools = ("torch", "mergekit", "fusion-bench", "peft", "transformers", "numpy")
-    about = {"versions": {tool: importlib.metadata.version(tool) for tool in tools}, "leaves": LEAVES, "factors": FACTORS, "cases": cases,
-             "gradients": gradients()}
-    np.savez_compressed(path, base=base, models=models, uniform=uniform, adapters=adapters, about=np.array(json.dumps(about)), **made)
+    about = {
+        "versions": {tool: importlib.metadata.version(tool) for tool in tools},
+        "leaves": LEAVES,
+        "factors": FACTORS,
+        "cases": cases,
+        "gradients": gradients(),
+    }
+    np.savez_compressed(
+        path, base=base, models=models, uniform=uniform, adapters=adapters, about=np.array(json.dumps(about)), **made
+    )
 
 
 if __name__ == "__main__":
