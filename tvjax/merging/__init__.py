@@ -8,9 +8,10 @@ from tvjax.merging.registry import METHODS, build
 from tvjax.merging.spectral import iso_c, tsv_m
 from tvjax.merging.statistics import Greatest, Kth, Least, Sum
 from tvjax.merging.signs import agree, ties, top
+from tvjax.merging.thetas import merge
 
 __all__ = [
     "METHODS", "Greatest", "Kth", "Least", "LowRank", "Operator", "Stage", "Sum", "agree", "average", "build", "by_depth", "by_name", "consensus",
-    "entries", "identity", "iso_c", "largest", "matrix", "mean", "named", "needed", "nonzero_mean", "on", "per_leaf", "scale", "step",
+    "entries", "identity", "iso_c", "largest", "matrix", "mean", "merge", "named", "needed", "nonzero_mean", "on", "per_leaf", "scale", "step",
     "task_arithmetic", "ties", "top", "total", "tsv_m", "weigh",
 ]

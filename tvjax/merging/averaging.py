@@ -1,7 +1,9 @@
 """Sums and averages of task vectors: θ0 + λ·Σ τ_t (task arithmetic, Ilharco et al., 2022, arXiv:2212.04089) and its weighted kin."""
 import jax.numpy as jnp
 
-from tvjax.merging.numbers import Entries, per_task, sum_tasks
+from tvjax.merging import checks
+from tvjax.merging.checks import choice
+from tvjax.merging.numbers import Entries, each_task, of_task, sum_tasks
 from tvjax.merging.operator import Operator, step
 
 
@@ -31,30 +33,39 @@ def _mean(x):
     return sum_tasks(x) / x.shape[0]
 
 
-def nonzero_mean() -> Operator:
-    """The mean over the tasks where the entry is not zero; 0 where it is zero in all.
+def nonzero_mean(*, weights=None, shares=None) -> Operator:
+    """Σ w_t x_t / Σ |s_t| over the tasks where the entry is not zero; 0 where it is zero in all.
+
+    weights: w, and shares: s, one number for each task (1 by default). So `weights` without `shares` divides by the count of the tasks.
 
     >>> nonzero_mean()({"w": jnp.array([[1.0, 0.0], [3.0, -2.0]])})["w"].tolist()
     [2.0, -2.0]
     """
-    return step(_nonzero_mean)
+    given = {"weights": checks.weights(weights), "shares": checks.weights(shares)}
+    return step(_nonzero_mean, **{name: value for name, value in given.items() if value is not None})
 
 
-def _nonzero_mean(x):
-    return sum_tasks(x) / jnp.maximum((x != 0).sum(0, dtype=x.dtype), 1)
+def _nonzero_mean(x, weights=1.0, shares=1.0):
+    there = each_task(lambda row, part: jnp.where(row != 0, jnp.abs(as_like(part, row)), 0), x, shares)
+    parts = sum_tasks(there)
+    return sum_tasks(_weigh(x, weights)) / jnp.where(parts > 0, parts, 1)
 
 
-def largest() -> Operator:
-    """The entry of largest magnitude over tasks (the first of equals).
+def largest(*, ties: str = "first") -> Operator:
+    """The entry of largest magnitude over tasks; of equals the "first" or the "last" task's.
 
-    >>> largest()({"w": jnp.array([[1.0, 2.0], [3.0, -2.5]])})["w"].tolist()
-    [3.0, -2.5]
+    >>> largest()({"w": jnp.array([[1.0, 2.0], [3.0, -2.0]])})["w"].tolist()
+    [3.0, 2.0]
     """
-    return step(_largest)
+    return step(_largest, options={"ties": choice("ties", ties, ("first", "last"))})
 
 
-def _largest(x):
-    return jnp.take_along_axis(x, jnp.abs(x).argmax(0)[None], 0)[0]
+def _largest(x, ties):
+    rows = [x[t] for t in range(x.shape[0])]
+    best, *others = rows if ties == "first" else rows[::-1]
+    for row in others:
+        best = jnp.where(jnp.abs(row) > jnp.abs(best), row, best)
+    return best
 
 
 def scale(*, by) -> Operator:
@@ -67,10 +78,13 @@ def scale(*, by) -> Operator:
 
 
 def _scale(x, by):
-    if isinstance(by, Entries):
-        by = by.array
-        if by.ndim == x.ndim - 1:
-            by = jnp.broadcast_to(by, x.shape)
+    if not isinstance(by, Entries):
+        if jnp.ndim(by):
+            raise ValueError(f"scale takes one number, which may vary by leaf; got {jnp.shape(by)[0]} (numbers for tasks go to weigh or weights)")
+        return as_like(by, x) * x
+    by = by.array
+    if by.ndim == x.ndim - 1:
+        by = jnp.broadcast_to(by, x.shape)
     return by * x
 
 
@@ -80,22 +94,45 @@ def weigh(*, weights) -> Operator:
     >>> weigh(weights=jnp.array([2.0, -1.0]))({"w": jnp.array([[1.0], [4.0]])})["w"].tolist()
     [[2.0], [-4.0]]
     """
-    return step(_weigh, weights=weights)
+    return step(_weigh, weights=checks.weights(weights))
 
 
 def _weigh(x, weights):
-    return per_task(weights, x) * x
+    return each_task(lambda row, weight: as_like(weight, row) * row, x, weights)
 
 
-def task_arithmetic(*, scale=0.3) -> Operator:
-    """scale·Σ_t τ_t (arXiv:2212.04089); 0.3 is the usual untuned scale for eight tasks.
+def as_like(number, x):
+    """A number in the precision of `x`; integers become floats."""
+    return jnp.asarray(number).astype(x.dtype)
+
+
+def task_arithmetic(*, scale=0.3, weights=None, normalize: bool = False) -> Operator:
+    """scale·Σ_t w_t τ_t (arXiv:2212.04089), with `normalize` divided by Σ w_t.
+
+    scale: λ; 0.3 is the usual untuned value for eight tasks. weights: w, one number for each task (1 by default); negative ones negate a task.
 
     >>> task_arithmetic(scale=0.5)({"w": jnp.array([[1.0, 2.0], [3.0, -2.0]])})["w"].tolist()
     [2.0, 0.0]
     """
-    return total() | step(_scale, by=scale)
+    return average(weights=weights, normalize=normalize) | step(_scale, by=scale)
 
 
-def average() -> Operator:
-    """Σ_t τ_t / T: the uniform average of the fine-tuned models, seen from θ0 (arXiv:2203.05482)."""
-    return mean()
+def average(*, weights=None, normalize: bool = True) -> Operator:
+    """Σ_t w_t τ_t / Σ_t w_t: the average of the fine-tuned models, seen from θ0 (arXiv:2203.05482); without `normalize` the sum alone.
+
+    weights: w, one number for each task (1 by default), or rules that give them by leaf; they must not sum to 0 if they are normalized.
+
+    >>> average(weights=[3.0, 1.0])({"w": jnp.array([[1.0, 2.0], [3.0, -2.0]])})["w"].tolist()
+    [1.5, 1.0]
+    """
+    if weights is None:
+        return mean() if normalize else total()
+    return step(_weighted_mean, weights=checks.weights(weights, normalize=True)) if normalize else weigh(weights=weights) | total()
+
+
+def _weighted_mean(x, weights):
+    parts = [as_like(of_task(weights, t, x), x) for t in range(x.shape[0])]
+    whole = sum(parts[1:], start=parts[0])
+    if isinstance(weights, Entries):
+        whole = jnp.where(whole == 0, 1, whole)  # nobody wants such an entry: it stays 0
+    return sum_tasks(_weigh(x, weights)) / whole

@@ -34,7 +34,7 @@ def _run_list(operator, taus, tasks, data):
         if faults := tree.differences(flats[0], flat, names=("the first task vector", f"task vector {i}")):
             raise ValueError(f"task vectors differ: {'; '.join(faults)}")
     _check_float(flats[0])
-    if _abstract([operator, data, taus]) or not _on_host(taus):
+    if abstract([operator, data, taus]) or not on_host(taus):
         return run(operator, jax.tree.map(_stack, *taus, is_leaf=is_low_rank), tasks=tasks, **data)
     made = _dispatch(operator, flats, sources.Listed, tasks, data)
     return tree.rebuild(taus[0], made, is_low_rank)
@@ -44,10 +44,10 @@ def _dispatch(operator, given, source, tasks, data):
     first = given[0] if isinstance(given, list) else given
     count = len(given) if isinstance(given, list) else next(iter(given.values())).shape[0]
     hashes = task_hashes(tasks, count)
-    data = _check_data(operator, data, list(first))
-    if _abstract([operator, given, data]):
+    data = check_data(operator, data, list(first))
+    if abstract([operator, given, data]):
         return traced.run(operator, given, hashes, data)
-    if not _on_host(given):
+    if not on_host(given):
         return _program()(operator, given, hashes, data)
     return dict(streamed.run(operator, source(given), hashes, data))
 
@@ -69,11 +69,13 @@ def task_hashes(tasks: Sequence[str] | None, count: int) -> np.ndarray:
     return np.array([plan.hashed(task) for task in tasks], np.uint32)
 
 
-def _abstract(tree_: Any) -> bool:
+def abstract(tree_: Any) -> bool:
+    """Whether a transformation of JAX is at work on any leaf."""
     return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree_))
 
 
-def _on_host(tree_: Any) -> bool:
+def on_host(tree_: Any) -> bool:
+    """Whether all leaves lie in this machine's own memory."""
     return all(not isinstance(x, jax.Array) or (len(x.devices()) == 1 and next(iter(x.devices())).platform == "cpu") for x in jax.tree.leaves(tree_))
 
 
@@ -92,7 +94,7 @@ def _check_float(flat: Mapping[str, Any]) -> None:
         raise ValueError(f"task vectors hold floating-point arrays only; not so: {tree.listing(bad)} (task_vector leaves such leaves out)")
 
 
-def _check_data(operator: Operator, data: Mapping[str, Any], names: list[str]) -> dict[str, dict]:
+def check_data(operator: Operator, data: Mapping[str, Any], names: list[str]) -> dict[str, dict]:
     """The trees of data by leaf; all that the operator needs must be there, for each leaf that needs it."""
     wanted = plan.wanted(operator)
     if missing := sorted(wanted - set(data)):

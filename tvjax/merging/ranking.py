@@ -42,10 +42,8 @@ def _collect(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
     inside: list[list[np.ndarray]] = [[] for _ in low]
     for part in stream:
         for t, row in enumerate(part):
-            high_enough = row[row >= low[t]] if low[t] > -np.inf else row
-            within = high_enough[high_enough <= high[t]]
-            above[t] += len(high_enough) - len(within)
-            inside[t].append(within)
+            above[t] += np.count_nonzero(row > high[t])
+            inside[t].append(row[np.flatnonzero((row >= low[t]) & (row <= high[t]))])
     return above, [np.concatenate(found) for found in inside]
 
 

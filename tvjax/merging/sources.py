@@ -50,11 +50,11 @@ class Listed:
     def __init__(self, flats: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | None = None):
         self.flats, self.base = list(flats), base
         self.shapes = {name: tuple(x.shape) for name, x in flats[0].items()}
-        self.dtypes = {name: x.dtype for name, x in flats[0].items()}
+        self.dtypes = {name: x.dtype if base is None else wide(x.dtype) for name, x in flats[0].items()}
         self.tasks = len(self.flats)
 
     def piece(self, name, start, stop, every=1):
-        dtype = wide(self.dtypes[name])
+        dtype = self.dtypes[name] if self.base is not None else wide(self.dtypes[name])
         cut = lambda flat: np.asarray(flat[name]).reshape(-1)[start:stop:every]
         out = np.empty((self.tasks, -(-(stop - start) // every)), dtype)
         for row, flat in zip(out, self.flats, strict=True):

@@ -4,6 +4,7 @@ A pass for each stage that declares statistics, then one that applies the leaf f
 fixed sizes (a few programs serve every model), others whole. Chunk boundaries and order are the same wherever the entries come from: results
 from memory and from disk are equal bit by bit.
 """
+import dataclasses
 import functools
 import math
 from collections import deque
@@ -15,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax.merging import numbers, plan
+from tvjax.merging.numbers import sum_tasks
 from tvjax.merging.operator import Operator
 from tvjax.merging.ranking import kth_largest
 from tvjax.merging.sources import Source
 from tvjax.merging.statistics import Kth, Sum, group
 from tvjax.merging.traced import rank
-from tvjax.tree import wide
 
-SIZES = (1 << 10, 1 << 14, 1 << 18)  # multiples of draws.BLOCK
+SIZES = (1 << 10, 1 << 13, 1 << 16)  # multiples of draws.BLOCK; eight tasks' float32 fill a few MB, which caches hold
 
 
 class Piece(NamedTuple):
@@ -61,7 +62,7 @@ def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tu
 def pieces(job: Run, leaf: plan.Leaf) -> list[Piece]:
     """The pieces in which a leaf passes its stages."""
     entries = math.prod(leaf.shape)
-    if not _chunked(job, leaf) or entries == 0:
+    if entries == 0 or not _chunked(job, leaf):
         return [Piece(leaf, 0, entries, True)]
     return [Piece(leaf, start, min(start + SIZES[-1], entries), False) for start in range(0, entries, SIZES[-1])]
 
@@ -93,32 +94,43 @@ def _cut(array, piece: Piece):
 
 
 # ---------------------------------------------------------------- stages
-def _inputs(job: Run, piece: Piece, upto: int):
-    """The arguments of `_through` that take a piece through its stages before `upto`."""
-    leaf = piece.leaf
+class Way(NamedTuple):
+    """A leaf's stages from where it has been taken to before a given one, ready to apply."""
+
+    stages: tuple
+    values: tuple
+    state: Any  # where the leaf has been taken to, None at the start
+
+
+def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
     done, state = job.kept.get(leaf.name, (0, None))
     indices = [i for i in plan.pipeline(job.operator, leaf) if done <= i < upto]
-    stages = tuple(plan.localise(job.operator.stages[i], leaf) for i in indices)
-    if not piece.whole:
-        stages = tuple(_cut_numbers(stage, piece) for stage in stages)
-    values = tuple(tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in enumerate(job.operator.stages[i].stats)) for i in indices)
+    value = lambda i: tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in enumerate(job.operator.stages[i].stats))
+    return Way(tuple(plan.localise(job.operator.stages[i], leaf) for i in indices), tuple(map(value, indices)), state)
+
+
+def _inputs(job: Run, piece: Piece, way: Way):
+    """The arguments of `_through` that take a piece along its way."""
+    leaf = piece.leaf
+    stages = way.stages if piece.whole else tuple(_cut_numbers(stage, piece) for stage in way.stages)
     needed = {need for stage in stages for need in stage.needs if need in job.data}
     fed = {need: job.data[need][leaf.name] if piece.whole else _cut(job.data[need][leaf.name], piece) for need in needed}
     origin = _read(job, piece)
-    x = origin if state is None else state
     place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(piece.start), np.float32(leaf.depth))
-    return stages, values, x, origin, place, fed
+    return stages, way.values, origin if way.state is None else way.state, origin, place, fed
 
 
 def _cut_numbers(stage, piece: Piece):
+    if not any(isinstance(v, numbers.Entries) for v in stage.numbers.values()):
+        return stage
     cut = {k: numbers.Entries({"": _cut(v.array, piece)}) if isinstance(v, numbers.Entries) else v for k, v in stage.numbers.items()}
-    return type(stage)(stage.leaf, cut, (), stage.options, stage.needs, stage.entrywise)
+    return dataclasses.replace(stage, numbers=cut)
 
 
 @jax.jit
 def _through(stages, values, x, origin, place, fed):
     """A piece after its stages, and whether all that went in is finite."""
-    finite = jnp.stack([jnp.isfinite(part).all() for part in jax.tree.leaves(x)]).all()
+    finite = jnp.stack([jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all() for part in jax.tree.leaves(x)]).all()
     return _stages(stages, values, x, origin, place, fed), finite
 
 
@@ -137,81 +149,80 @@ def _stages(stages, values, x, origin, place, fed):
 def _value(job: Run, upto: int, stat, members):
     for leaf in members:
         _keep(job, leaf, upto)
-    cut = [piece for leaf in members for piece in pieces(job, leaf)]
+    measured = functools.partial(_measurements, job, upto, members)
     if isinstance(stat, Sum):
-        parts = _ahead(_measured(*_inputs(job, piece, upto), f=stat.f) for piece in cut)
-        dtype = widest_float(job, members)
-        return jax.tree.map(lambda *many: np.sum(np.stack(many), 0, dtype=np.float64).astype(dtype), *[jax.tree.map(np.asarray, p) for p in parts])
-    scores = functools.partial(_scores, job, stat.score, upto)
+        parts = [jax.tree.map(np.asarray, part) for _, part in measured(stat.f)]
+        dtype = np.result_type(*[part.dtype for part in jax.tree.leaves(parts)])
+        return jax.tree.map(lambda *many: np.sum(np.stack(many), 0, dtype=np.float64).astype(dtype), *parts)
     if not isinstance(stat, Kth):
         pick = {"Greatest": np.max, "Least": np.min}[type(stat).__name__]
-        return pick(np.stack([pick(part, 1) for part in scores(cut)]), 0)
-    share = plan.share_of(stat.share, members, stat.scope)
-    entries = sum(piece.stop - piece.start for piece in cut)
-    return kth_largest(lambda: scores(cut), rank(share, entries, stat.extra), entries, sample=_sampler(job, stat, upto, cut))
+        return pick(np.stack([pick(part, 1) for part in _scores(measured(stat.score))]), 0)
+    entries = sum(math.prod(leaf.shape) for leaf in members)
+    k = rank(plan.share_of(stat.share, members, stat.scope), entries, stat.extra)
+    return kth_largest(lambda: _scores(measured(stat.score)), k, entries, sample=_sampler(job, stat, upto, members))
 
 
-def widest_float(job: Run, members):
-    return np.result_type(*[wide(getattr(dtype, "factors", dtype)) for dtype in (job.source.dtypes[leaf.name] for leaf in members)])
+def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
+    """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
+
+    def started():
+        for leaf in members:
+            way = _way(job, leaf, upto)
+            for piece in pieces(job, leaf):
+                yield piece, _measured(*_inputs(job, piece, way), f=f)
+
+    return _ahead(started())
 
 
-def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
-    """Takes a leaf through whole-leaf stages once, however many statistics come after them."""
-    if not _chunked(job, leaf) and any(job.kept.get(leaf.name, (0, None))[0] <= i < upto for i in plan.pipeline(job.operator, leaf)):
-        [piece] = pieces(job, leaf)
-        x, finite = _through(*_inputs(job, piece, upto))
-        _check(finite, leaf)
-        job.kept[leaf.name] = (upto, x)
-
-
-def _scores(job: Run, score: Callable, upto: int, cut) -> Iterator[np.ndarray]:
-    """The scores of all pieces, (tasks, entries) each."""
-    for piece, made in zip(cut, _ahead(_measured(*_inputs(job, piece, upto), f=score) for piece in cut), strict=True):
+def _scores(measured) -> Iterator[np.ndarray]:
+    """The scores of all pieces, (tasks, entries) each, without padding."""
+    for piece, made in measured:
         made = np.asarray(made)
         yield made.reshape(made.shape[0], -1)[:, : piece.stop - piece.start]
 
 
-def _sampler(job: Run, stat, upto: int, cut):
-    """A function every -> scores of every so-many-th entry, where reading them alone gives the same scores."""
-    first = {id(stage): stage for piece in cut for stage in (job.operator.stages[i] for i in plan.pipeline(job.operator, piece.leaf) if i < upto)}
-    alone = all(not stage.needs and not any(isinstance(v, numbers.Entries) for v in stage.numbers.values()) for stage in first.values())
-    if not alone or any(piece.whole for piece in cut):
+def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
+    """Takes a leaf through whole-leaf stages once, however many statistics come after them."""
+    way = _way(job, leaf, upto)
+    if way.stages and not _chunked(job, leaf):
+        x, finite = _through(*_inputs(job, pieces(job, leaf)[0], way))
+        _check(finite, leaf)
+        job.kept[leaf.name] = (upto, x)
+
+
+def _sampler(job: Run, stat, upto: int, members):
+    """A function every -> scores of every so-many-th entry, where these can be had from those entries alone."""
+    ways = [_way(job, leaf, upto) for leaf in members]
+    local = not any(stage.needs for way in ways for stage in way.stages)
+    if not local or not all(_chunked(job, leaf) for leaf in members) or any(_has_entries(way) for way in ways):
         return None
 
     def sample(every: int) -> Iterator[np.ndarray]:
-        for leaf in {piece.leaf.name: piece.leaf for piece in cut}.values():
+        for leaf, way in zip(members, ways, strict=True):
             x = job.source.piece(leaf.name, 0, math.prod(leaf.shape), every)
-            stages, values, _, _, place, fed = _inputs_of(job, leaf, upto)
-            yield np.asarray(_measured(stages, values, _pad_any(x), None, place, fed, f=stat.score))[:, : x.shape[1]]
+            place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
+            for start in range(0, x.shape[1], SIZES[-1]):
+                part = x[:, start : start + SIZES[-1]]
+                yield np.asarray(_measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score))[:, : part.shape[1]]
 
     return sample
 
 
-def _inputs_of(job: Run, leaf: plan.Leaf, upto: int):
-    indices = [i for i in plan.pipeline(job.operator, leaf) if i < upto]
-    stages = tuple(plan.localise(job.operator.stages[i], leaf) for i in indices)
-    values = tuple(tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in enumerate(job.operator.stages[i].stats)) for i in indices)
-    return stages, values, None, None, plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth)), {}
-
-
-def _pad_any(x: np.ndarray) -> np.ndarray:
-    size = SIZES[0]
-    while size < x.shape[1]:
-        size *= 4
-    return np.pad(x, [(0, 0), (0, size - x.shape[1])])
+def _has_entries(way: Way) -> bool:
+    return any(isinstance(v, numbers.Entries) for stage in way.stages for v in stage.numbers.values())
 
 
 # ---------------------------------------------------------------- results
 def _finish(job: Run, leaf: plan.Leaf):
-    cut = pieces(job, leaf)
-    dtype = job.source.dtypes[leaf.name]
-    made = _ahead(_through(*_inputs(job, piece, len(job.operator.stages))) for piece in cut)
-    if cut[0].whole:
-        [(x, finite)] = made
+    way = _way(job, leaf, len(job.operator.stages))
+    dtype = getattr(job.source.dtypes[leaf.name], "factors", job.source.dtypes[leaf.name])
+    made = _ahead((piece, _through(*_inputs(job, piece, way))) for piece in pieces(job, leaf))
+    if not _chunked(job, leaf):
+        [(_, (x, finite))] = made
         _check(finite, leaf)
-        return jax.tree.map(lambda part: np.asarray(part.astype(getattr(dtype, "factors", dtype))), x)
+        return jax.tree.map(lambda part: np.asarray(part).astype(dtype, copy=False), x)
     out = None
-    for piece, (x, finite) in zip(cut, made, strict=True):
+    for piece, (x, finite) in made:
         _check(finite, leaf)
         x = np.asarray(x)
         out = np.empty((*x.shape[:-1], math.prod(leaf.shape)), dtype) if out is None else out
@@ -224,7 +235,7 @@ def _check(finite, leaf: plan.Leaf) -> None:
         raise ValueError(f"{leaf.name} holds NaN or infinite entries; a merge would spread them")
 
 
-def _ahead(items: Iterator, by: int = 2) -> Iterator:
+def _ahead(items: Iterator, by: int = 3) -> Iterator:
     """The same items, started a little ahead of their use, so that reading and computing overlap."""
     waiting: deque = deque()
     for item in items:
