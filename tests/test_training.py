@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from tvjax import training
+from tvjax import checkpoints, training
 from tvjax.training import Recipe, loop
 
 RNG = np.random.default_rng(0)
@@ -237,7 +237,7 @@ import functools, sys
 import jax, numpy as np
 sys.path.insert(0, {here!r})
 import test_training as t
-from tvjax import training
+from tvjax import checkpoints, training
 from tvjax.training import loop
 mesh = jax.make_mesh((4,), ("batch",), axis_types=(jax.sharding.AxisType.Auto,))
 put = lambda spec: lambda x: jax.device_put(x, jax.NamedSharding(mesh, spec))
@@ -260,3 +260,69 @@ def test_four_devices_give_the_weights_of_one():
     program = [sys.executable, "-c", FOUR_DEVICES.format(here=str(here))]
     done = subprocess.run(program, env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
+
+
+# --- interruption ---
+
+class Stopped(Exception):
+    """The machine goes away."""
+
+
+def stopping(feed, at):
+    """The feed, which raises before it gives the batch of step `at`."""
+    def from_step(*, start):
+        for step, batch in enumerate(feed(start=start), start):
+            if step == at:
+                raise Stopped
+            yield batch
+    return from_step
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("at", [0, 2, 5, 8])
+def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, at, parts):
+    recipe = Recipe(steps=9, batch=4, lr=0.05, warmup=2, seed=3, accumulation=parts)
+    whole = training.fit(loss, PARAMS, feed(recipe), recipe)
+    again = functools.partial(training.fit, loss, PARAMS, recipe=recipe, state_dir=tmp_path / "state", save_every=2)
+    with pytest.raises(Stopped):
+        again(feed=stopping(feed(recipe), at))
+    resumed = again(feed=feed(recipe))
+    assert_same_bits((whole.params, whole.losses), (resumed.params, resumed.losses))
+    done = again(feed=stopping(feed(recipe), 0))  # nothing is left to do: the feed is not even asked
+    assert_same_bits((whole.params, whole.losses), (done.params, done.losses))
+
+
+def test_a_resumed_run_starts_where_it_was_saved(tmp_path):
+    asked = []
+    def spying(*, start):
+        asked.append(start)
+        return feed(RECIPE)(start=start)
+    run = functools.partial(training.fit, loss, PARAMS, recipe=RECIPE, state_dir=tmp_path / "state", save_every=4)
+    with pytest.raises(Stopped):
+        run(feed=stopping(spying, 7))
+    run(feed=spying)
+    assert asked == [0, 4]
+
+
+def test_an_iterable_is_replayed_to_where_the_run_was(tmp_path):
+    given = list(training.batches(SPLIT, batch=4, seed=3, steps=9))
+    whole = training.fit(loss, PARAMS, given, RECIPE)
+    run = functools.partial(training.fit, loss, PARAMS, recipe=RECIPE, state_dir=tmp_path / "state", save_every=4)
+    with pytest.raises(ValueError, match="ended at step 6"):
+        run(feed=given[:6])
+    assert_same_bits(whole.params, run(feed=given).params)
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    training.fit(loss, PARAMS, feed(RECIPE), RECIPE, state_dir=tmp_path / "state")
+    other = Recipe(steps=9, batch=4, lr=0.06, warmup=2, seed=3)
+    with pytest.raises(ValueError, match=r"holds a run with lr=0.05 \(now 0.06\)"):
+        training.fit(loss, PARAMS, feed(other), other, state_dir=tmp_path / "state")
+
+
+def test_a_diverged_state_is_not_saved(tmp_path):
+    broken = lambda params, batch, key: jnp.where(batch[0].max() > 0, jnp.nan, 1.0) * params["w"].sum()
+    images = [np.full((4, 3), step >= 5, np.float32) for step in range(9)]
+    with pytest.raises(ValueError, match="loss is nan at step 5"):
+        training.fit(broken, PARAMS, [(x, x) for x in images], RECIPE, state_dir=tmp_path / "state", save_every=2)
+    assert checkpoints.latest_step(tmp_path / "state") == 4
