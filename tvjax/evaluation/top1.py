@@ -20,6 +20,7 @@ def accuracy(predict, params, head, split, *, batch=128):
     """The share of right answers, correct/examples, a float in [0, 1].
 
     predict: (params, head, images) -> logits (images, classes); a logit that is not a number makes the answer wrong.
+      Programs are kept under this function: give the same object each time, not a new lambda.
     head: (features, classes), or any tree (None) that `predict` knows to handle. split: the pair (images, labels).
 
     >>> predict = lambda params, head, images: images @ head
