@@ -47,15 +47,56 @@ class Run(NamedTuple):
     kept: dict  # leaf -> (stages done, state), for leaves that cost too much to take through twice
 
 
+class Made(NamedTuple):
+    """A finished piece: entries start:stop of the flattened leaf (after any leading axes of tasks), or the whole leaf."""
+
+    leaf: plan.Leaf
+    start: int
+    stop: int
+    result: Any
+
+
 def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tuple[str, Any]]:
     """Yields (name, result) leaf by leaf, each in its input dtype; raises ValueError naming the first leaf with NaN or infinite entries."""
+    held: list[Made] = []
+    for made in finished(prepare(operator, source, tasks, data)):
+        held.append(made)
+        if made.stop == math.prod(made.leaf.shape):
+            yield made.leaf.name, _joined(held, source.dtypes[made.leaf.name])
+            held = []
+
+
+def prepare(operator: Operator, source: Source, tasks, data: Mapping) -> Run:
+    """Computes all statistics that the operator declares: one pass over the entries for each stage that declares any."""
     job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {})
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
             job.values[i, j] = {name: _value(job, i, stat, members) for name, members in plan.groups(stat.scope, here).items()}
-    for leaf in job.leaves.values():
-        yield leaf.name, _finish(job, leaf)
+    return job
+
+
+def finished(job: Run, names=None) -> Iterator[Made]:
+    """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`."""
+    for leaf in job.leaves.values() if names is None else [job.leaves[name] for name in names]:
+        way = _way(job, leaf, len(job.operator.stages))
+        for piece, (x, finite) in _ahead((piece, _through(*_inputs(job, piece, way))) for piece in pieces(job, leaf)):
+            _check(finite, leaf)
+            if piece.whole:
+                yield Made(leaf, 0, piece.stop, jax.tree.map(np.asarray, x))
+            else:
+                yield Made(leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start])
+
+
+def _joined(parts: list[Made], dtype):
+    leaf, first = parts[0].leaf, parts[0].result
+    dtype = getattr(dtype, "factors", dtype)
+    if len(parts) == 1 and (not isinstance(first, np.ndarray) or first.shape[-len(leaf.shape) :] == leaf.shape):
+        return jax.tree.map(lambda part: part.astype(dtype, copy=False), first)
+    out = np.empty((*first.shape[:-1], math.prod(leaf.shape)), dtype)
+    for part in parts:
+        out[..., part.start : part.stop] = part.result
+    return out.reshape(*out.shape[:-1], *leaf.shape)
 
 
 # ---------------------------------------------------------------- pieces of leaves
@@ -210,24 +251,6 @@ def _sampler(job: Run, stat, upto: int, members):
 
 def _has_entries(way: Way) -> bool:
     return any(isinstance(v, numbers.Entries) for stage in way.stages for v in stage.numbers.values())
-
-
-# ---------------------------------------------------------------- results
-def _finish(job: Run, leaf: plan.Leaf):
-    way = _way(job, leaf, len(job.operator.stages))
-    dtype = getattr(job.source.dtypes[leaf.name], "factors", job.source.dtypes[leaf.name])
-    made = _ahead((piece, _through(*_inputs(job, piece, way))) for piece in pieces(job, leaf))
-    if not _chunked(job, leaf):
-        [(_, (x, finite))] = made
-        _check(finite, leaf)
-        return jax.tree.map(lambda part: np.asarray(part).astype(dtype, copy=False), x)
-    out = None
-    for piece, (x, finite) in made:
-        _check(finite, leaf)
-        x = np.asarray(x)
-        out = np.empty((*x.shape[:-1], math.prod(leaf.shape)), dtype) if out is None else out
-        out[..., piece.start : piece.stop] = x[..., : piece.stop - piece.start]
-    return out.reshape(*out.shape[:-1], *leaf.shape)
 
 
 def _check(finite, leaf: plan.Leaf) -> None:
