@@ -292,6 +292,19 @@ def test_an_interrupted_run_ends_with_the_same_bits(tmp_path, at, parts):
     assert_same_bits((whole.params, whole.losses), (done.params, done.losses))
 
 
+def test_an_interrupted_sparse_run_keeps_its_mask(tmp_path):
+    mask = {"w": jnp.array(RNG.random((2, 3)) < 0.5), "b": jnp.ones(2, bool)}
+    fit = functools.partial(training.fit, loss, PARAMS, recipe=RECIPE, save_every=2)
+    whole = fit(feed=feed(RECIPE), transform=training.sparse(training.optimizer(RECIPE), mask))
+    for run in (stopping(feed(RECIPE), 5), feed(RECIPE)):
+        transform = training.sparse(training.optimizer(RECIPE), mask)
+        try:
+            resumed = fit(feed=run, transform=transform, state_dir=tmp_path / "state")
+        except Stopped:
+            continue
+    assert_same_bits((whole.params, whole.losses), (resumed.params, resumed.losses))
+
+
 def test_a_resumed_run_starts_where_it_was_saved(tmp_path):
     asked = []
     def spying(*, start):
