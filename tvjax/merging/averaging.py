@@ -1,4 +1,5 @@
-"""Sums and averages of task vectors: θ0 + λ·Σ τ_t (task arithmetic, Ilharco et al., 2022, arXiv:2212.04089) and its weighted kin."""
+"""Sums and averages of task vectors: θ0 + λ·Σ τ_t (task arithmetic, Ilharco et al., 2022, arXiv:2212.04089) and its
+weighted kin."""
 import jax.numpy as jnp
 
 from tvjax.merging import checks
@@ -36,7 +37,8 @@ def _mean(x):
 def nonzero_mean(*, weights=None, shares=None) -> Operator:
     """Σ w_t x_t / Σ |s_t| over the tasks where the entry is not zero; 0 where it is zero in all.
 
-    weights: w, and shares: s, one number for each task (1 by default). So `weights` without `shares` divides by the count of the tasks.
+    weights: w, and shares: s, one number for each task (1 by default). So `weights` without `shares` divides by the
+    count of the tasks.
 
     >>> nonzero_mean()({"w": jnp.array([[1.0, 0.0], [3.0, -2.0]])})["w"].tolist()
     [2.0, -2.0]
@@ -69,7 +71,8 @@ def _largest(x, ties):
 
 
 def scale(*, by) -> Operator:
-    """by·x, before or after a reduction; `by` is a number, or varies by leaf, depth or entry (not by task: see `weigh`).
+    """by·x, before or after a reduction; `by` is a number, or varies by leaf, depth or entry (not by task: see
+    `weigh`).
 
     >>> scale(by=0.5)({"w": jnp.array([[2.0, 4.0]])})["w"].tolist()
     [[1.0, 2.0]]
@@ -80,7 +83,7 @@ def scale(*, by) -> Operator:
 def _scale(x, by):
     if not isinstance(by, Entries):
         if jnp.ndim(by):
-            raise ValueError(f"scale takes one number, which may vary by leaf; got {jnp.shape(by)[0]} (numbers for tasks go to weigh or weights)")
+            raise ValueError(f"scale takes one number, which may vary by leaf; got {jnp.shape(by)[0]} (see weigh)")
         return as_like(by, x) * x
     by = by.array
     if by.ndim == x.ndim - 1:
@@ -103,13 +106,14 @@ def _weigh(x, weights):
 
 def as_like(number, x):
     """A number in the precision of `x`; integers become floats."""
-    return jnp.asarray(number).astype(x.dtype)
+    return jnp.asarray(number).astype(getattr(x.dtype, "factors", x.dtype))
 
 
 def task_arithmetic(*, scale=0.3, weights=None, normalize: bool = False) -> Operator:
     """scale·Σ_t w_t τ_t (arXiv:2212.04089), with `normalize` divided by Σ w_t.
 
-    scale: λ; 0.3 is the usual untuned value for eight tasks. weights: w, one number for each task (1 by default); negative ones negate a task.
+    scale: λ; 0.3 is the usual untuned value for eight tasks. weights: w, one number for each task (1 by default);
+    negative ones negate a task.
 
     >>> task_arithmetic(scale=0.5)({"w": jnp.array([[1.0, 2.0], [3.0, -2.0]])})["w"].tolist()
     [2.0, 0.0]
@@ -118,16 +122,20 @@ def task_arithmetic(*, scale=0.3, weights=None, normalize: bool = False) -> Oper
 
 
 def average(*, weights=None, normalize: bool = True) -> Operator:
-    """Σ_t w_t τ_t / Σ_t w_t: the average of the fine-tuned models, seen from θ0 (arXiv:2203.05482); without `normalize` the sum alone.
+    """Σ_t w_t τ_t / Σ_t w_t: the average of the fine-tuned models, seen from θ0 (arXiv:2203.05482); without `normalize`
+    the sum alone.
 
-    weights: w, one number for each task (1 by default), or rules that give them by leaf; they must not sum to 0 if they are normalized.
+    weights: w, one number for each task (1 by default), or rules that give them by leaf; they must not sum to 0 if they
+    are normalized.
 
     >>> average(weights=[3.0, 1.0])({"w": jnp.array([[1.0, 2.0], [3.0, -2.0]])})["w"].tolist()
     [1.5, 1.0]
     """
     if weights is None:
         return mean() if normalize else total()
-    return step(_weighted_mean, weights=checks.weights(weights, normalize=True)) if normalize else weigh(weights=weights) | total()
+    if not normalize:
+        return weigh(weights=weights) | total()
+    return step(_weighted_mean, weights=checks.weights(weights, normalize=True))
 
 
 def _weighted_mean(x, weights):

@@ -1,7 +1,9 @@
-"""Ranges of hyper-parameters, checked once when an operator is built; traced numbers pass, since they have no value yet."""
+"""Ranges of hyper-parameters, checked once when an operator is built; traced numbers pass, since they have no value
+yet."""
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tvjax import tree
@@ -27,6 +29,18 @@ def within(name: str, value, low, high, *, open_low: bool = False, open_high: bo
         if not np.all(inside):
             interval = f"{'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
             raise ValueError(f"{name} lies in {interval}; got {number if np.ndim(number) else float(number):}")
+    return value
+
+
+def weights(value, *, normalize: bool = False):
+    """`value` as numbers for tasks (lists become arrays; None and rules pass); one sentence if they are to be
+    normalized and sum to 0."""
+    if isinstance(value, list | tuple):
+        traced = any(isinstance(part, jax.core.Tracer) for part in value)
+        value = jnp.stack([jnp.asarray(part, float) for part in value]) if traced else np.asarray(value, np.float64)
+    for number in concrete(value) if normalize and value is not None else []:
+        if number.ndim <= 1 and not np.abs(number.sum()) > 1e-12 * np.abs(number).sum():
+            raise ValueError(f"the weights {number.tolist()} sum to 0 and cannot be normalized; use normalize=False")
     return value
 
 

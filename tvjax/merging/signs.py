@@ -1,4 +1,5 @@
-"""TIES (Yadav et al., 2023, arXiv:2306.01708): trim each task vector, elect a sign for each entry, merge what agrees with it."""
+"""TIES (Yadav et al., 2023, arXiv:2306.01708): trim each task vector, elect a sign for each entry, merge what agrees
+with it."""
 import jax.numpy as jnp
 
 from tvjax.merging.averaging import largest, nonzero_mean, total, weigh
@@ -12,7 +13,8 @@ EXTRA = {"exact": 0, "official": 1}
 
 
 def top(*, density, scope: str = "global", extra: int = 0) -> Operator:
-    """Keeps the ⌊density·n⌋ + extra entries of largest magnitude of each task vector (and ties with the last), over the model, layer or leaf.
+    """Keeps the ⌊density·n⌋ + extra entries of largest magnitude of each task vector (and ties with the last), over the
+    model, layer or leaf.
 
     >>> top(density=0.5)({"w": jnp.array([[4.0, -3.0, 1.0, 0.0]])})["w"].tolist()
     [[4.0, -3.0, 0.0, 0.0]]
@@ -27,8 +29,8 @@ def _top(x, threshold):
 def agree(*, sign: str = "total", zero: str = "majority") -> Operator:
     """Zeroes the entries whose sign is not the elected one: that of their sum over tasks.
 
-    sign: "total" (of the sum of values) or "frequency" (of the sum of signs). zero: the sign where that sum is exactly 0: "majority" (of the
-      elected signs over the whole model, as in the authors' code), "+", or "none" (nothing agrees).
+    sign: "total" (of the sum of values) or "frequency" (of the sum of signs). zero: the sign where that sum is exactly
+    0: "majority" (of the elected signs over the whole model, as in the authors' code), "+", or "none" (nothing agrees).
 
     >>> agree()({"w": jnp.array([[2.0, -1.0], [-1.0, -3.0]])})["w"].tolist()
     [[2.0, -1.0], [0.0, -3.0]]
@@ -60,13 +62,16 @@ def _balance_of_frequencies(x):
 BALANCES = {"total": _balance_of_totals, "frequency": _balance_of_frequencies}
 
 
-def disjoint_merge(*, reduce: str = "mean", weights=None, elect: str = "after_weights", divide: str = "count", sign: str = "total",
-                   zero: str = "majority") -> Operator:
+def disjoint_merge(
+    *, reduce: str = "mean", weights=None, elect: str = "after_weights", divide: str = "count", sign: str = "total",
+    zero: str = "majority",
+) -> Operator:
     """Elects signs and merges the tasks that agree with them: steps 2 and 3 of TIES, which other sparsifiers share.
 
-    reduce: "mean" over the agreeing tasks, their "sum", or the one of largest magnitude ("max"). weights: one number for each task (1 by
-    default). elect: whether signs are elected "after_weights" multiply the task vectors or "before_weights" do. divide: whether the mean divides
-    by the "count" of the agreeing tasks or by the sum of their (absolute) "weights". sign, zero: see `agree`.
+    reduce: "mean" over the agreeing tasks, their "sum", or the one of largest magnitude ("max"). weights: one number
+    for each task (1 by default). elect: whether signs are elected "after_weights" multiply the task vectors or
+    "before_weights" do. divide: whether the mean divides by the "count" of the agreeing tasks or by the sum of their
+    (absolute) "weights". sign, zero: see `agree`.
 
     >>> disjoint_merge(weights=[3.0, 1.0], divide="weights")({"w": jnp.array([[1.0, 1.0], [5.0, -4.0]])})["w"].tolist()
     [2.0, -4.0]
@@ -84,15 +89,19 @@ def disjoint_merge(*, reduce: str = "mean", weights=None, elect: str = "after_we
     return first | agree(sign=sign, zero=zero) | merge
 
 
-def ties(*, density=0.2, scale=1.0, reduce: str = "mean", trim: str = "exact", scope: str = "global", weights=None,
-         elect: str = "after_weights", divide: str = "count", sign: str = "total", zero: str = "majority") -> Operator:
+def ties(
+    *, density=0.2, scale=1.0, reduce: str = "mean", trim: str = "exact", scope: str = "global", weights=None,
+    elect: str = "after_weights", divide: str = "count", sign: str = "total", zero: str = "majority",
+) -> Operator:
     """Trim, elect, merge: `top(density) | agree() | nonzero_mean() | scale` (arXiv:2306.01708, algorithm 1).
 
-    density: kept share of each task vector, in (0, 1]. scale: λ. trim: "exact" keeps ⌊density·n⌋ entries, "official" one more, as the authors'
-    code does. scope: where the share is taken: over the whole model ("global"), each "layer" or each "leaf". The rest: see `disjoint_merge`.
+    density: kept share of each task vector, in (0, 1]. scale: λ. trim: "exact" keeps ⌊density·n⌋ entries, "official"
+    one more, as the authors' code does. scope: where the share is taken: over the whole model ("global"), each "layer"
+    or each "leaf". The rest: see `disjoint_merge`.
 
     >>> ties(density=1.0)({"w": jnp.array([[2.0, -1.0], [-1.0, -3.0]])})["w"].tolist()
     [2.0, -2.0]
     """
     trimmed = top(density=density, scope=scope, extra=EXTRA[choice("trim", trim, tuple(EXTRA))])
-    return trimmed | disjoint_merge(reduce=reduce, weights=weights, elect=elect, divide=divide, sign=sign, zero=zero) | scaled(by=scale)
+    merge = disjoint_merge(reduce=reduce, weights=weights, elect=elect, divide=divide, sign=sign, zero=zero)
+    return trimmed | merge | scaled(by=scale)
