@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from tvjax import tree
 from tvjax.merging import plan, sources, streamed, traced
@@ -44,16 +45,26 @@ def _dispatch(operator, given, source, tasks, data):
     first = given[0] if isinstance(given, list) else given
     count = len(given) if isinstance(given, list) else next(iter(given.values())).shape[0]
     hashes = task_hashes(tasks, count)
+    plan.check_low_rank(operator, {name: x.shape[-2:] for name, x in first.items() if is_low_rank(x)})
     data = check_data(operator, data, list(first))
     if abstract([operator, given, data]):
         return traced.run(operator, given, hashes, data)
     if not on_host(given):
-        return _program()(operator, given, hashes, data)
+        return _program()(*jax.tree.map(_automatic, (operator, given, hashes, data)))
     return dict(streamed.run(operator, source(given), hashes, data))
 
 
 def _stack(*xs):
     return xs[0].stacked(xs) if is_low_rank(xs[0]) else jax.numpy.stack(xs)
+
+
+def _automatic(x):
+    """The same array with its mesh's axes in automatic mode, where sorts and decompositions of sharded leaves are the compiler's affair."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    return jax.device_put(x, NamedSharding(mesh, sharding.spec))
 
 
 @functools.cache
@@ -101,4 +112,8 @@ def check_data(operator: Operator, data: Mapping[str, Any], names: list[str]) ->
         raise ValueError(f"this operator needs {', '.join(missing)}: call it as operator(taus, {missing[0]}=tree)")
     if unknown := sorted(set(data) - wanted):
         raise ValueError(f"this operator takes no {', '.join(unknown)}" + (f"; it needs {', '.join(sorted(wanted))}" if wanted else ""))
-    return {name: tree.flatten(given) for name, given in data.items()}
+    data = {name: tree.flatten(given) for name, given in data.items()}
+    for leaf, need in plan.fed(operator, shapes):
+        if leaf not in data[need]:
+            raise ValueError(f"{need} has no leaf {leaf}; there are {tree.listing(list(data[need]))}")
+    return data
