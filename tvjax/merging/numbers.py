@@ -5,6 +5,7 @@ that they can be traced, swept and differentiated like plain ones; engines resol
 """
 import dataclasses
 import functools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -44,12 +45,15 @@ class ByDepth:
     def at(self, name, depth):
         if tree.block(name) is None:
             return self.outside
-        anchors = jnp.asarray(self.anchors, jnp.result_type(float))
+        traced = isinstance(depth, jax.Array) or any(isinstance(part, jax.Array) for part in jax.tree.leaves(self.anchors))
+        xp, dtype = (jnp, jnp.result_type(float)) if traced else (np, np.float64)  # known numbers keep all their digits
+        anchors = xp.asarray(self.anchors, dtype)
         if len(anchors) == 1:
             return anchors[0]
-        position = jnp.asarray(depth, anchors.dtype) * (len(anchors) - 1)
-        low = jnp.minimum(position.astype(jnp.int32), len(anchors) - 2)
-        return anchors[low] + (position - low.astype(anchors.dtype)) * (anchors[low + 1] - anchors[low])
+        position = xp.asarray(depth, dtype) * (len(anchors) - 1)
+        low = xp.minimum(xp.floor(position).astype(xp.int32), len(anchors) - 2)
+        part = position - low.astype(dtype)
+        return (1 - part) * anchors[low] + part * anchors[low + 1]
 
 
 @jax.tree_util.register_dataclass
@@ -80,6 +84,20 @@ class Entries:
         return self.values[""]
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ByTask:
+    """One number or rule for each task."""
+
+    values: tuple
+
+    def at(self, name, depth):
+        found = [resolve(value, name, depth) for value in self.values]
+        if any(isinstance(value, jax.Array) for value in found):
+            return jnp.stack([jnp.asarray(value, jnp.result_type(float)) for value in found])
+        return np.asarray(found, np.float64)
+
+
 def by_name(rules: Mapping[str, Any], *, default) -> ByName:
     """A number chosen by the leaf's name: {regular expression: number}, the first that matches.
 
@@ -100,6 +118,15 @@ def by_depth(anchors: Sequence[float] | jax.Array, *, outside=None) -> ByDepth:
     return ByDepth(anchors, anchors[0] if outside is None else outside)
 
 
+def by_task(values: Sequence[Any]) -> ByTask:
+    """One number or rule for each task, so that what `by_name` and `by_depth` make may differ between tasks.
+
+    >>> resolve(by_task([0.5, by_name({"bias": 0.0}, default=1.0)]), "fc.bias", 0.0).tolist()
+    [0.5, 0.0]
+    """
+    return ByTask(tuple(values))
+
+
 def per_leaf(values) -> PerLeaf:
     """A number for each leaf, from a tree (or {name: number}) whose leaves are scalars or (tasks,) arrays."""
     return PerLeaf(tree.flatten(values))
@@ -110,7 +137,7 @@ def entries(values) -> Entries:
     return Entries(tree.flatten(values))
 
 
-RULES = (ByName, ByDepth, PerLeaf, Entries)
+RULES = (ByName, ByDepth, PerLeaf, Entries, ByTask)
 
 
 def resolve(number, name: str, depth: float):
@@ -142,7 +169,8 @@ def each_task(f, x, *numbers):
     >>> each_task(lambda row, by: by * row, jnp.ones((2, 3)), jnp.array([1.0, 2.0])).tolist()
     [[1.0, 1.0, 1.0], [2.0, 2.0, 2.0]]
     """
-    return jnp.stack([f(x[t], *[of_task(number, t, x) for number in numbers]) for t in range(x.shape[0])])
+    stack = getattr(x, "stacked", jnp.stack)
+    return stack([f(x[t], *[of_task(number, t, x) for number in numbers]) for t in range(x.shape[0])])
 
 
 def of_task(number, t: int, x):
@@ -158,7 +186,7 @@ def of_task(number, t: int, x):
 
 def sum_tasks(x):
     """Σ_t x_t as a running sum: the same rounding for every shape, chunk and engine, and much faster on CPU than a reduction of the stack."""
-    return functools.reduce(jnp.add, [x[t] for t in range(x.shape[0])])
+    return functools.reduce(operator.add, [x[t] for t in range(x.shape[0])])
 
 
 def _shape(x):

@@ -11,6 +11,7 @@ import numpy as np
 from tvjax import tree
 from tvjax.merging import numbers
 from tvjax.merging.draws import uniform
+from tvjax.merging.lowrank import is_low_rank
 from tvjax.merging.operator import NEEDS, Operator, Stage
 from tvjax.merging.statistics import group
 
@@ -63,7 +64,7 @@ def share_of(share, members: list[Leaf], scope: str):
     if not numbers.varies(share):
         return share
     found = [numbers.resolve(share, leaf.name, leaf.depth) for leaf in members]
-    if any(value is not found[0] and value != found[0] for value in found):
+    if any(value is not found[0] and not np.array_equal(value, found[0]) for value in found):
         raise ValueError(f"a density that varies inside a {scope} scope has no meaning; use scope='leaf' (leaves {members[0].name} …)")
     return found[0]
 
@@ -79,7 +80,25 @@ def apply(stage: Stage, values: tuple, x, place: Place, origin, data: Mapping[st
     dtype = jax.tree.leaves(x)[0].dtype
     given = jax.tree.map(lambda v: _as(v, dtype), {k: v for k, v in stage.numbers.items() if k != "seed"})
     values = jax.tree.map(lambda v: _as(v, dtype), values)
-    return stage.leaf(x, *values, **given, **dict(stage.options), **_needs(stage, x, place, origin, data))
+    try:
+        return stage.leaf(x, *values, **given, **dict(stage.options), **_needs(stage, x, place, origin, data))
+    except (TypeError, AttributeError) as error:
+        if not is_low_rank(x):
+            raise
+        raise ValueError(DENSE.format(stage)) from error
+
+
+DENSE = "{} takes dense matrices; merge low-rank leaves inside of core_space or knots"
+
+
+def check_low_rank(operator: Operator, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises one sentence where a statistic is wanted of a leaf that is still low-rank."""
+    for leaf in leaves(shapes).values():
+        for stage in (operator.stages[i] for i in pipeline(operator, leaf)):
+            if stage.stats:
+                raise ValueError(DENSE.format(stage))
+            if not stage.entrywise:
+                break
 
 
 def _as(number, dtype):
@@ -103,6 +122,13 @@ def _needs(stage: Stage, x, place: Place, origin, data) -> dict[str, Any]:
         else:
             made[need] = data[need]
     return made
+
+
+def datum(data: Mapping[str, Mapping[str, Any]], need: str, name: str):
+    """What the tree of data `need` holds for the leaf `name`."""
+    if name not in data[need]:
+        raise ValueError(f"{need} has nothing for the leaf {name}; it has {tree.listing(list(data[need]))}")
+    return data[need][name]
 
 
 def wanted(operator: Operator) -> set[str]:

@@ -8,7 +8,8 @@ import dataclasses
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from tvjax.merging.sources import Source
 from tvjax.merging.statistics import Kth, Sum, group
 from tvjax.merging.traced import rank
 
+AHEAD = 3  # pieces that are read and started ahead of their use
 SIZES = (1 << 10, 1 << 13, 1 << 16)  # multiples of draws.BLOCK; eight tasks' float32 fill a few MB, which caches hold
 
 
@@ -45,15 +47,20 @@ class Run(NamedTuple):
     leaves: Mapping[str, plan.Leaf]
     values: dict  # (stage, statistic) -> {group: value}
     kept: dict  # leaf -> (stages done, state), for leaves that cost too much to take through twice
+    check: Callable  # (whether all entries of a piece are finite, its leaf) -> None, or raises
 
 
 class Made(NamedTuple):
-    """A finished piece: entries start:stop of the flattened leaf (after any leading axes of tasks), or the whole leaf."""
+    """A finished piece: entries start:stop of the flattened leaf (after any leading axes of tasks), or the whole leaf.
+
+    origin: what was read, (tasks, entries) and perhaps zeros behind them, or the whole leaf of all tasks.
+    """
 
     leaf: plan.Leaf
     start: int
     stop: int
     result: Any
+    origin: Any
 
 
 def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tuple[str, Any]]:
@@ -66,9 +73,15 @@ def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tu
             held = []
 
 
-def prepare(operator: Operator, source: Source, tasks, data: Mapping) -> Run:
+def refuse(finite, leaf: plan.Leaf) -> None:
+    """The usual check of entries: NaN and infinities end the merge."""
+    if not finite:
+        raise ValueError(f"{leaf.name} holds NaN or infinite entries; a merge would spread them")
+
+
+def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Callable = refuse) -> Run:
     """Computes all statistics that the operator declares: one pass over the entries for each stage that declares any."""
-    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {})
+    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
@@ -78,14 +91,14 @@ def prepare(operator: Operator, source: Source, tasks, data: Mapping) -> Run:
 
 def finished(job: Run, names=None) -> Iterator[Made]:
     """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`."""
-    for leaf in job.leaves.values() if names is None else [job.leaves[name] for name in names]:
-        way = _way(job, leaf, len(job.operator.stages))
-        for piece, (x, finite) in _ahead((piece, _through(*_inputs(job, piece, way))) for piece in pieces(job, leaf)):
-            _check(finite, leaf)
-            if piece.whole:
-                yield Made(leaf, 0, piece.stop, jax.tree.map(np.asarray, x))
-            else:
-                yield Made(leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start])
+    leaves = job.leaves.values() if names is None else [job.leaves[name] for name in names]
+    started = ((piece, origin, _through(*_inputs(job, piece, way, origin))) for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
+    for piece, origin, (x, finite) in _ahead(started):
+        job.check(finite, piece.leaf)
+        if piece.whole:
+            yield Made(piece.leaf, 0, piece.stop, jax.tree.map(np.asarray, x), origin)
+        else:
+            yield Made(piece.leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start], origin)
 
 
 def _joined(parts: list[Made], dtype):
@@ -114,6 +127,22 @@ def _chunked(job: Run, leaf: plan.Leaf) -> bool:
 
 def _plain(job: Run, leaf: plan.Leaf) -> bool:
     return not hasattr(job.source.dtypes[leaf.name], "factors")
+
+
+def _origins(job: Run, leaves: Iterable[plan.Leaf], upto: int) -> Iterator[tuple[Piece, "Way", Any]]:
+    """(piece, its way, its entries) over all pieces of all leaves; where reading takes time, other threads read ahead."""
+    ways = ((piece, way) for leaf in leaves for way in [_way(job, leaf, upto)] for piece in pieces(job, leaf))
+    if not getattr(job.source, "reads_ahead", False):
+        yield from ((piece, way, _read(job, piece)) for piece, way in ways)
+        return
+    read = lambda piece: (lambda: _read(job, piece)) if piece.whole else _readers().submit(_read, job, piece).result
+    for piece, way, entries in _ahead((piece, way, read(piece)) for piece, way in ways):
+        yield piece, way, entries()
+
+
+@functools.cache
+def _readers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(2, "tvjax-read")
 
 
 def _read(job: Run, piece: Piece):
@@ -150,13 +179,13 @@ def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
     return Way(tuple(plan.localise(job.operator.stages[i], leaf) for i in indices), tuple(map(value, indices)), state)
 
 
-def _inputs(job: Run, piece: Piece, way: Way):
+def _inputs(job: Run, piece: Piece, way: Way, origin):
     """The arguments of `_through` that take a piece along its way."""
     leaf = piece.leaf
     stages = way.stages if piece.whole else tuple(_cut_numbers(stage, piece) for stage in way.stages)
     needed = {need for stage in stages for need in stage.needs if need in job.data}
-    fed = {need: job.data[need][leaf.name] if piece.whole else _cut(job.data[need][leaf.name], piece) for need in needed}
-    origin = _read(job, piece)
+    found = {need: plan.datum(job.data, need, leaf.name) for need in needed}
+    fed = {need: datum if piece.whole else _cut(datum, piece) for need, datum in found.items()}
     place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(piece.start), np.float32(leaf.depth))
     return stages, way.values, origin if way.state is None else way.state, origin, place, fed
 
@@ -171,13 +200,16 @@ def _cut_numbers(stage, piece: Piece):
 @jax.jit
 def _through(stages, values, x, origin, place, fed):
     """A piece after its stages, and whether all that went in is finite."""
-    finite = jnp.stack([jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all() for part in jax.tree.leaves(x)]).all()
-    return _stages(stages, values, x, origin, place, fed), finite
+    return _stages(stages, values, x, origin, place, fed), _finite(x)
 
 
 @functools.partial(jax.jit, static_argnames="f")
 def _measured(stages, values, x, origin, place, fed, *, f: Callable):
-    return f(_stages(stages, values, x, origin, place, fed))
+    return f(_stages(stages, values, x, origin, place, fed)), _finite(x)
+
+
+def _finite(x):
+    return jnp.stack([jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all() for part in jax.tree.leaves(x)]).all()
 
 
 def _stages(stages, values, x, origin, place, fed):
@@ -198,7 +230,7 @@ def _value(job: Run, upto: int, stat, members):
     if not isinstance(stat, Kth):
         pick = {"Greatest": np.max, "Least": np.min}[type(stat).__name__]
         return pick(np.stack([pick(part, 1) for part in _scores(measured(stat.score))]), 0)
-    entries = sum(math.prod(leaf.shape) for leaf in members)
+    entries = sum(_width(job, leaf, stat.score) for leaf in members)
     k = rank(plan.share_of(stat.share, members, stat.scope), entries, stat.extra)
     return kth_largest(lambda: _scores(measured(stat.score)), k, entries, sample=_sampler(job, stat, upto, members))
 
@@ -206,28 +238,33 @@ def _value(job: Run, upto: int, stat, members):
 def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
     """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
 
-    def started():
-        for leaf in members:
-            way = _way(job, leaf, upto)
-            for piece in pieces(job, leaf):
-                yield piece, _measured(*_inputs(job, piece, way), f=f)
-
-    return _ahead(started())
+    started = ((piece, _measured(*_inputs(job, piece, way, origin), f=f)) for piece, way, origin in _origins(job, members, upto))
+    for piece, (made, finite) in _ahead(started):
+        job.check(finite, piece.leaf)
+        yield piece, made
 
 
 def _scores(measured) -> Iterator[np.ndarray]:
     """The scores of all pieces, (tasks, entries) each, without padding."""
     for piece, made in measured:
         made = np.asarray(made)
-        yield made.reshape(made.shape[0], -1)[:, : piece.stop - piece.start]
+        made = made.reshape(made.shape[0], -1)
+        yield made if piece.whole else made[:, : piece.stop - piece.start]
+
+
+def _width(job: Run, leaf: plan.Leaf, score: Callable) -> int:
+    """How many scores a leaf has: one for each entry, or for each of what whole-leaf stages have made of it."""
+    _, state = job.kept.get(leaf.name, (0, None))
+    return math.prod(leaf.shape) if state is None else math.prod(jax.eval_shape(score, state).shape[1:])
 
 
 def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
     """Takes a leaf through whole-leaf stages once, however many statistics come after them."""
     way = _way(job, leaf, upto)
     if way.stages and not _chunked(job, leaf):
-        x, finite = _through(*_inputs(job, pieces(job, leaf)[0], way))
-        _check(finite, leaf)
+        [(piece, _, origin)] = _origins(job, [leaf], upto)
+        x, finite = _through(*_inputs(job, piece, way, origin))
+        job.check(finite, leaf)
         job.kept[leaf.name] = (upto, x)
 
 
@@ -244,7 +281,7 @@ def _sampler(job: Run, stat, upto: int, members):
             place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
             for start in range(0, x.shape[1], SIZES[-1]):
                 part = x[:, start : start + SIZES[-1]]
-                yield np.asarray(_measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score))[:, : part.shape[1]]
+                yield np.asarray(_measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score)[0])[:, : part.shape[1]]
 
     return sample
 
@@ -253,16 +290,11 @@ def _has_entries(way: Way) -> bool:
     return any(isinstance(v, numbers.Entries) for stage in way.stages for v in stage.numbers.values())
 
 
-def _check(finite, leaf: plan.Leaf) -> None:
-    if not finite:
-        raise ValueError(f"{leaf.name} holds NaN or infinite entries; a merge would spread them")
-
-
-def _ahead(items: Iterator, by: int = 3) -> Iterator:
-    """The same items, started a little ahead of their use, so that reading and computing overlap."""
+def _ahead(items: Iterator) -> Iterator:
+    """The same items (a piece first), started a little ahead of their use, so that reading and computing overlap; whole leaves one at a time."""
     waiting: deque = deque()
     for item in items:
         waiting.append(item)
-        if len(waiting) > by:
+        while len(waiting) > (0 if item[0].whole else AHEAD):
             yield waiting.popleft()
     yield from waiting

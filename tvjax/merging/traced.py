@@ -44,7 +44,7 @@ def buckets(stage, members, xs, values):
 def through(stage, bucket, xs, values, origin, tasks, data):
     def one(leaf):
         mine = tuple(v[group(s.scope, leaf.name)] for s, v in zip(stage.stats, values, strict=True))
-        fed = {need: data[need][leaf.name] for need in stage.needs if need in data}
+        fed = {need: plan.datum(data, need, leaf.name) for need in stage.needs if need in data}
         return (plan.localise(stage, leaf), mine, xs[leaf.name], origin[leaf.name], fed, np.float32(leaf.depth), plan.hashed(leaf.name))
 
     def go(local, mine, x, start, fed, depth, name):
