@@ -1,0 +1,48 @@
+"""The glyph benchmark by the full protocol: 8, 14 or 20 tasks, three seeds, the six methods of 2022–2025.
+
+    python -m tvjax.run --config=configs/glyphs.py:8
+    python -m tvjax.run --config=configs/glyphs.py:14
+    python -m tvjax.run --config=configs/glyphs.py:20     # merges of the first 8 and 14 tasks too: interference grows
+    python -m tvjax.run --config=configs/glyphs.py:runlocal
+
+Protocol: task addition as in arXiv:2212.04089 and arXiv:2305.12827 (α = 0, 0.05, …, 1, chosen on validation data);
+suites of 8, 14 and 20 tasks and the λ of Consensus as in arXiv:2405.07813.
+"""
+from ml_collections import ConfigDict
+
+COUNTS = {"": (8,), "8": (8,), "14": (8, 14), "20": (8, 14, 20), "runlocal": (2, 3)}
+
+
+def get_config(arg=""):
+    if arg not in COUNTS:
+        raise ValueError(f"glyphs takes {', '.join(f':{name}' for name in COUNTS if name)}; got :{arg}")
+    from tvjax.data import glyphs
+
+    local = arg == "runlocal"
+    counts = COUNTS[arg]
+    wide = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(31))  # where the natural scale is 1 or more
+    return ConfigDict(dict(
+        name=f"glyphs-{arg or 8}",
+        model="glyphs",
+        suite="glyphs",
+        tasks=glyphs.suite(20)[:max(counts)],
+        counts=counts,
+        seeds=(0,) if local else (0, 1, 2),
+        examples=dict(train=64, val=100, test=100) if local else dict(train=2400, val=500, test=1000),
+        finetune=(dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else
+                  dict(steps=600, batch=64, lr=2e-4, warmup=50, weight_decay=0.1)),
+        finetuned=(),
+        merges=(
+            ConfigDict(dict(name="average")),
+            ConfigDict(dict(name="task_arithmetic")),
+            ConfigDict(dict(name="ties", density=0.2, scales=wide)),
+            ConfigDict(dict(name="consensus", lam="val", k=2)),
+            ConfigDict(dict(name="tsv_m", scales=wide)),
+            ConfigDict(dict(name="iso_c", scales=wide)),
+        ),
+        scales=(0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(21)),
+        select_on="val",
+        batch=100 if local else 250,
+        save_models=True,
+        allow_nonfinite=False,
+    ))

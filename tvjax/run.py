@@ -1,0 +1,114 @@
+"""The command: `python -m tvjax.run --config=configs/quickstart.py [--workdir=DIR] [--config.field=value]`.
+
+Reads and checks the config, does the experiment (`tvjax.experiment`), draws tables, figures and the report. A slip ends
+in one sentence on stderr and exit code 2.
+"""
+import difflib
+import logging
+import os
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "An experiment, such as configs/quickstart.py or configs/glyphs.py:8", lock_config=True)
+WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written (default: runs/ and the config's name)")
+TRACEBACK = flags.DEFINE_bool("traceback", False, "Whether an error shows where it arose, not its sentence alone")
+SLIP = 2  # the exit code
+
+
+def parse_flags(argv):
+    """absl's parsing, ending in one sentence instead of a traceback where --config or an override is mistyped."""
+    flags.mark_flag_as_required("config")
+    try:
+        rest = flags.FLAGS(argv)
+        CONFIG.value.keys()  # a missing file is only reported when the config is used
+        if len(rest) > 1:
+            raise flags.Error(f"what is {rest[1]!r}? A flag begins with --, as in --config=configs/quickstart.py")
+        return rest
+    except (AttributeError, KeyError, IndexError) as error:
+        stop(no_such_field(argv) or error)
+    except (flags.Error, OSError, ValueError, TypeError, SyntaxError) as error:
+        stop(error)
+
+
+def stop(sentence):
+    """Says it on stderr, in one line, and ends with exit code 2."""
+    print(" ".join(str(sentence).split()), file=sys.stderr)
+    sys.exit(SLIP)
+
+
+def no_such_field(argv):
+    """The sentence about the first override of a field that the config lacks; None where all exist."""
+    file, _, arg = config_argument(argv).partition(":")
+    if not os.path.isfile(file):
+        return None
+    fields = list(paths(runpy.run_path(file)["get_config"](*([arg] if arg else []))))
+    given = [found[1] for found in (re.match(r"--?config\.([^=]+)", part) for part in argv) if found]
+    name = next((name for name in given if name not in fields), None)
+    if name is None:
+        return None
+    near = difflib.get_close_matches(name, fields, 1)
+    return f"no field {name} in {file}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}")
+
+
+def config_argument(argv):
+    """What --config says, also as two words."""
+    for i, part in enumerate(argv):
+        name, equals, value = part.lstrip("-").partition("=")
+        if part.startswith("-") and name == "config":
+            return value if equals else "".join(argv[i + 1:i + 2])
+    return ""
+
+
+def paths(node, prefix=""):
+    """The dotted names of all fields below a config, entries of tuples as name[0]."""
+    pairs = node.items() if hasattr(node, "items") else [(f"[{i}]", x) for i, x in enumerate(node)]
+    for name, value in pairs:
+        path = prefix + name if name.startswith("[") or not prefix else f"{prefix}.{name}"
+        yield path
+        if hasattr(value, "items") or isinstance(value, (list, tuple)):
+            yield from paths(value, path)
+
+
+def main(argv):
+    del argv
+    try:
+        run(CONFIG.value, WORKDIR.value, say=logger().info)
+    except (ValueError, OSError) as error:
+        if TRACEBACK.value:
+            raise
+        stop(error)
+
+
+def logger():
+    """The log of this command: plain lines on stderr. Libraries speak up from warnings on."""
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    log = logging.getLogger("tvjax")
+    log.setLevel(logging.INFO)
+    if not log.handlers:
+        log.addHandler(logging.StreamHandler())
+        log.propagate = False
+    return log
+
+
+def run(config, folder=None, *, say=print):
+    """Experiment, tables, figures, report; returns the rows, which are in `folder`/results.jsonl."""
+    from tvjax import experiment, report, results
+    experiment.plan(config)  # before its name is used
+    folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
+    rows = experiment.run(config, folder, say=say)
+    made = report.write(folder, command=shlex.join(["python", "-m", "tvjax.run", *sys.argv[1:]]))
+    print(results.markdown(experiment.final_table(rows, max(config.counts)), scale=100))
+    say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
+    return rows
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
