@@ -1,8 +1,9 @@
-"""The engine for concrete trees and files: two kinds of passes over pieces of leaves, so that memory is bounded by a piece and not by the model.
+"""The engine for concrete trees and files: two kinds of passes over pieces of leaves, so that memory is bounded by a
+piece and not by the model.
 
-A pass for each stage that declares statistics, then one that applies the leaf functions. Leaves whose stages are all entry-wise go in chunks of
-fixed sizes (a few programs serve every model), others whole. Chunk boundaries and order are the same wherever the entries come from: results
-from memory and from disk are equal bit by bit.
+A pass for each stage that declares statistics, then one that applies the leaf functions. Leaves whose stages are all
+entry-wise go in chunks of fixed sizes (a few programs serve every model), others whole. Chunk boundaries and order are
+the same wherever the entries come from: results from memory and from disk are equal bit by bit.
 """
 import dataclasses
 import functools
@@ -64,7 +65,10 @@ class Made(NamedTuple):
 
 
 def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tuple[str, Any]]:
-    """Yields (name, result) leaf by leaf, each in its input dtype; raises ValueError naming the first leaf with NaN or infinite entries."""
+    """Yields (name, result) leaf by leaf, each in its input dtype.
+
+    Raises ValueError naming the first leaf with NaN or infinite entries.
+    """
     held: list[Made] = []
     for made in finished(prepare(operator, source, tasks, data)):
         held.append(made)
@@ -80,19 +84,21 @@ def refuse(finite, leaf: plan.Leaf) -> None:
 
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Callable = refuse) -> Run:
-    """Computes all statistics that the operator declares: one pass over the entries for each stage that declares any."""
+    """Computes all statistics that the operator declares: a pass over the entries for each, two for a k-th largest."""
     job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
-            job.values[i, j] = {name: _value(job, i, stat, members) for name, members in plan.groups(stat.scope, here).items()}
+            groups = plan.groups(stat.scope, here)
+            job.values[i, j] = {name: _value(job, i, stat, members) for name, members in groups.items()}
     return job
 
 
 def finished(job: Run, names=None) -> Iterator[Made]:
     """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`."""
     leaves = job.leaves.values() if names is None else [job.leaves[name] for name in names]
-    started = ((piece, origin, _through(*_inputs(job, piece, way, origin))) for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
+    started = ((piece, origin, _through(*_inputs(job, piece, way, origin)))
+               for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
     for piece, origin, (x, finite) in _ahead(started):
         job.check(finite, piece.leaf)
         if piece.whole:
@@ -130,7 +136,7 @@ def _plain(job: Run, leaf: plan.Leaf) -> bool:
 
 
 def _origins(job: Run, leaves: Iterable[plan.Leaf], upto: int) -> Iterator[tuple[Piece, "Way", Any]]:
-    """(piece, its way, its entries) over all pieces of all leaves; where reading takes time, other threads read ahead."""
+    """(piece, its way, its entries) over all pieces of leaves; where reading takes time, other threads read ahead."""
     ways = ((piece, way) for leaf in leaves for way in [_way(job, leaf, upto)] for piece in pieces(job, leaf))
     if not getattr(job.source, "reads_ahead", False):
         yield from ((piece, way, _read(job, piece)) for piece, way in ways)
@@ -175,7 +181,8 @@ class Way(NamedTuple):
 def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
     done, state = job.kept.get(leaf.name, (0, None))
     indices = [i for i in plan.pipeline(job.operator, leaf) if done <= i < upto]
-    value = lambda i: tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in enumerate(job.operator.stages[i].stats))
+    stats = lambda i: enumerate(job.operator.stages[i].stats)
+    value = lambda i: tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in stats(i))
     return Way(tuple(plan.localise(job.operator.stages[i], leaf) for i in indices), tuple(map(value, indices)), state)
 
 
@@ -191,10 +198,9 @@ def _inputs(job: Run, piece: Piece, way: Way, origin):
 
 
 def _cut_numbers(stage, piece: Piece):
-    if not any(isinstance(v, numbers.Entries) for v in stage.numbers.values()):
-        return stage
-    cut = {k: numbers.Entries({"": _cut(v.array, piece)}) if isinstance(v, numbers.Entries) else v for k, v in stage.numbers.items()}
-    return dataclasses.replace(stage, numbers=cut)
+    cut = {k: numbers.Entries({"": _cut(v.array, piece)})
+           for k, v in stage.numbers.items() if isinstance(v, numbers.Entries)}
+    return dataclasses.replace(stage, numbers={**stage.numbers, **cut}) if cut else stage
 
 
 @jax.jit
@@ -209,7 +215,8 @@ def _measured(stages, values, x, origin, place, fed, *, f: Callable):
 
 
 def _finite(x):
-    return jnp.stack([jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all() for part in jax.tree.leaves(x)]).all()
+    one = lambda part: jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all()
+    return jnp.stack([one(part) for part in jax.tree.leaves(x)]).all()
 
 
 def _stages(stages, values, x, origin, place, fed):
@@ -237,8 +244,8 @@ def _value(job: Run, upto: int, stat, members):
 
 def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
     """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
-
-    started = ((piece, _measured(*_inputs(job, piece, way, origin), f=f)) for piece, way, origin in _origins(job, members, upto))
+    started = ((piece, _measured(*_inputs(job, piece, way, origin), f=f))
+               for piece, way, origin in _origins(job, members, upto))
     for piece, (made, finite) in _ahead(started):
         job.check(finite, piece.leaf)
         yield piece, made
@@ -281,7 +288,8 @@ def _sampler(job: Run, stat, upto: int, members):
             place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
             for start in range(0, x.shape[1], SIZES[-1]):
                 part = x[:, start : start + SIZES[-1]]
-                yield np.asarray(_measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score)[0])[:, : part.shape[1]]
+                scores, _ = _measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score)
+                yield np.asarray(scores)[:, : part.shape[1]]
 
     return sample
 
@@ -291,7 +299,10 @@ def _has_entries(way: Way) -> bool:
 
 
 def _ahead(items: Iterator) -> Iterator:
-    """The same items (a piece first), started a little ahead of their use, so that reading and computing overlap; whole leaves one at a time."""
+    """The same items (a piece first), started a little ahead of their use, so that reading and computing overlap.
+
+    Whole leaves go one at a time, since two of them may be more than memory holds.
+    """
     waiting: deque = deque()
     for item in items:
         waiting.append(item)
