@@ -28,6 +28,7 @@ __all__ = ["Checkpoint", "check_finite", "content_hash", "latest_step", "load", 
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16",
           "uint8", "bool", "complex64")
 NAME = "model.safetensors"
+Writer = Callable[[Path], None]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -52,12 +53,13 @@ def load(path: str | os.PathLike) -> Checkpoint:
     missing = sorted(promised - set(flat))
     if missing:
         raise ValueError(f"The index {path} promises {tree.listing(missing)}, but no shard holds it.")
-    floats = {name: leaf for name, leaf in flat.items() if _is_inexact(leaf)}
-    return Checkpoint(nest(floats), {n: leaf for n, leaf in flat.items() if n not in floats}, metadata)
+    return split(flat, metadata)
 
 
-def _is_inexact(leaf) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, np.inexact)
+def split(flat: Mapping[str, np.ndarray], metadata: dict[str, str]) -> Checkpoint:
+    """The flat content of a file as a checkpoint: floats to `params`, nested; the rest to `buffers`, as it is."""
+    floats = {name: leaf for name, leaf in flat.items() if jax.numpy.issubdtype(leaf.dtype, np.inexact)}
+    return Checkpoint(nest(floats), {name: leaf for name, leaf in flat.items() if name not in floats}, metadata)
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,43 +128,53 @@ def save(params: Mapping[str, Any], path: str | os.PathLike, *, buffers: Mapping
     Above `max_shard_size` bytes there are several files and an index beside them. Each file is written under a
     temporary name and then renamed; nothing is renamed before everything is written. Arrays may be of numpy or JAX.
     """
+    replace(writers(params, path, buffers=buffers, metadata=metadata, max_shard_size=max_shard_size))
+
+
+def _target(path: str | os.PathLike) -> Path:
+    return Path(path) if Path(path).suffix == ".safetensors" else Path(path) / NAME
+
+
+def writers(params: Mapping[str, Any], path: str | os.PathLike, *, buffers: Mapping[str, Any] = NOTHING,
+            metadata: Mapping[str, Any] = NOTHING, max_shard_size: int | str = "5GB") -> dict[Path, Writer]:
+    """What `save` writes, as {file: how to write it}: `replace` may carry it out together with other files."""
     from huggingface_hub import split_state_dict_into_shards_factory
 
-    path = Path(path)
-    target = path if path.suffix == ".safetensors" else path / NAME
-    arrays = _arrays(params, buffers)
-    about = _texts(metadata)
-    split = split_state_dict_into_shards_factory(
+    target, arrays, about = _target(path), _arrays(params, buffers), _texts(metadata)
+    plan = split_state_dict_into_shards_factory(
         arrays, get_storage_size=lambda x: x.nbytes, max_shard_size=max_shard_size,
         filename_pattern=target.stem.replace("{", "{{").replace("}", "}}") + "{suffix}.safetensors")
-    parts = {name: {key: arrays[key] for key in keys} for name, keys in split.filename_to_tensors.items()}
-    writers = {target.with_name(name): _tensor_writer(part, about) for name, part in parts.items()}
-    if not split.is_sharded:
-        return replace({target: _tensor_writer(arrays, about)})
-    index = {"metadata": {**split.metadata, **metadata}, "weight_map": split.tensor_to_filename}
-    replace({**writers, target.with_name(f"{target.name}.index.json"): _text_writer(json.dumps(index, indent=2))})
-    target.unlink(missing_ok=True)  # the file just overwritten by its shards; readers would prefer it to the index
+    files = {target.with_name(name): _tensor_writer({key: arrays[key] for key in keys}, about)
+             for name, keys in plan.filename_to_tensors.items()}
+    if not plan.is_sharded:
+        return {target: _tensor_writer(arrays, about)}
+    index = {"metadata": {**plan.metadata, **metadata}, "weight_map": plan.tensor_to_filename}
+    return {**files, target.with_name(f"{target.name}.index.json"): text_writer(json.dumps(index, indent=2))}
 
 
-def replace(writers: Mapping[Path, Callable[[Path], None]]) -> None:
+def replace(files: Mapping[Path, Writer]) -> None:
     """Writes each file under a temporary name beside its own, then renames all; on failure the old files stay."""
-    temporary = {target: target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp") for target in writers}
+    temporary = {target: target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp") for target in files}
     try:
-        for target, write in writers.items():
+        for target, write in files.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             write(temporary[target])
-        for target in writers:
+        for target in files:
             os.replace(temporary[target], target)
+        for index in (target for target in files if target.name.endswith(".safetensors.index.json")):
+            # The single file that these shards overwrite; readers would prefer it to the index.
+            index.with_name(index.name.removesuffix(".index.json")).unlink(missing_ok=True)
     finally:
         for leftover in temporary.values():
             leftover.unlink(missing_ok=True)
 
 
-def _tensor_writer(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Callable[[Path], None]:
+def _tensor_writer(arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> Writer:
     return lambda file: safetensors.numpy.save_file(dict(arrays), file, metadata=metadata)
 
 
-def _text_writer(text: str) -> Callable[[Path], None]:
+def text_writer(text: str) -> Writer:
+    """How to write a text file, for `replace`."""
     def write(file: Path) -> None:
         file.write_text(text, encoding="utf-8")
     return write

@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from tvjax.models.clip_files import Pretrained, from_pretrained, save_pretrained
 from tvjax.models.clip_network import CLIP, Spec, TextSpec, VisionSpec, spec
 
-__all__ = ["CLIP", "Spec", "TextSpec", "VisionSpec", "image_features", "init", "logits", "merge_visual", "spec",
-           "text_features", "visual"]
+__all__ = ["CLIP", "Pretrained", "Spec", "TextSpec", "VisionSpec", "from_pretrained", "image_features", "init",
+           "logits", "merge_visual", "save_pretrained", "spec", "text_features", "visual"]
 
 Params = dict[str, Any]
 VISUAL = ("vision_model", "visual_projection")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -23,9 +24,9 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def _over_leading(vector: Array, x: Array) -> Array:
+def _over_leading(vector: ArrayLike, x: Array) -> Array:
     """Gives `vector` the rank of `x`: it broadcasts over all axes but the last where rank promotion is an error."""
-    return jnp.reshape(vector, (1,) * (x.ndim - 1) + vector.shape)
+    return jnp.reshape(vector, (1,) * (x.ndim - 1) + jnp.shape(vector))
 
 
 class Linear(nn.Module):
@@ -51,7 +52,7 @@ class LayerNorm(nn.Module):
     def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
         weight = self.param("weight", nn.initializers.ones, x.shape[-1:])
         bias = self.param("bias", nn.initializers.zeros, x.shape[-1:])
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
         normal = jax.nn.standardize(wide, axis=-1, epsilon=self.eps).astype(x.dtype)
         return normal * _over_leading(weight, x) + _over_leading(bias, x)
 
