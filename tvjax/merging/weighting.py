@@ -115,5 +115,6 @@ def lines(*, alpha=None, beta=0.5, base: str = "sum", density=0.2, norm: str = "
     >>> [leaf["w"].tolist() for leaf in lines()(taus)["layers"]]
     [[1.0], [2.0]]
     """
-    merge = total() if choice("base", base, ("sum", "ties")) == "sum" else ties(density=density)
+    trimmed = ties(density=density)
+    merge = total() if choice("base", base, ("sum", "ties")) == "sum" else trimmed
     return merge | by_layer(alpha=alpha, beta=beta, norm=norm)

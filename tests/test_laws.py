@@ -1,0 +1,276 @@
+"""Laws that merging methods obey, each checked for every method in METHODS but those it exempts, with the reason; exempted methods must break it.
+
+A law is a function name -> relative error. Methods run as one jitted program each, in which their numbers are arguments, so that a law costs a
+call and not a compilation.
+"""
+import functools
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tvjax import tree
+from tvjax.merging import METHODS, plan, traced
+from tvjax.merging.engine import task_hashes
+
+TOLERANCE = 2e-5  # float32, relative to the greatest entry: laws compare sums taken in different orders
+BROKEN = 1e-3
+SHAPES = {"layers.0.weight": (12, 8), "layers.0.bias": (12,), "layers.1.weight": (12, 8), "norm.weight": (12,)}
+PAIRS = ("slerp", "nuslerp")  # merge two task vectors
+NEED_TWO = (*PAIRS, "model_stock")
+DATA_FREE = [name for name in METHODS if not plan.wanted(METHODS[name]())]
+
+# options under which a method neither trims nor drops nor scales
+NEUTRAL = {
+    "task_arithmetic": dict(scale=1.0),
+    "ties": dict(density=1.0),
+    "consensus": dict(scale=1.0, k=1, lam=0.0),
+    "dare": dict(density=1.0, scale=1.0),
+    "dare_ties": dict(density=1.0),
+    "della": dict(density=1.0, epsilon=0.0),
+    "della_linear": dict(density=1.0, epsilon=0.0, scale=1.0),
+    "breadcrumbs": dict(beta=0.0, gamma=0.0, scale=1.0),
+    "breadcrumbs_ties": dict(beta=0.0, gamma=0.0),
+    "magmax": dict(scale=1.0),
+    "lines": dict(alpha=1.0, beta=0.0),
+}
+
+ENTRYWISE = "chooses among entries, whose magnitudes depend on the basis"
+SHARES = "its weights sum to 1, so that a sum is divided"
+CROSSED = "signs and magnitudes of orthogonal tasks still meet entry by entry"
+AGREED = "an entry that agrees with others is divided by their number"
+FLAT = "gives all singular values the same size"
+SVDS = "disjoint entries are not orthogonal singular vectors"
+COSINE = "the cosine of orthogonal task vectors is 0, and so is the result"
+
+EXEMPT = {
+    "homogeneous": {"pcb": "its scores are tanh of the products of entries, which have a unit"},
+    "permutation": {},
+    "identical": {
+        "pcb": "entries compete with each other within a task vector too",
+        "iso_c": FLAT,
+        "tsv_m": "equal tasks share the few singular directions that each may keep",
+    },
+    "single": {
+        "pcb": "entries compete with each other within a task vector too",
+        "iso_c": FLAT,
+    },
+    "equivariant": {name: ENTRYWISE for name in (
+        "ties", "consensus", "dare", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties", "magmax", "emr", "pcb")},
+    "disjoint": {
+        "average": SHARES, "metagpt": SHARES, "nan": SHARES, "multi_slerp": SHARES, "karcher": SHARES, "slerp": SHARES, "nuslerp": SHARES,
+        "model_stock": COSINE, "pcb": "entries compete with each other within a task vector too", "tsv_m": SVDS, "iso_c": FLAT,
+    },
+    "orthogonal": {
+        "average": SHARES, "metagpt": SHARES, "nan": SHARES, "multi_slerp": SHARES, "karcher": SHARES, "slerp": SHARES, "nuslerp": SHARES,
+        "model_stock": COSINE, "pcb": CROSSED, "iso_c": FLAT, "ties": AGREED, "dare_ties": AGREED, "della": AGREED, "breadcrumbs_ties": AGREED,
+        "magmax": CROSSED, "emr": CROSSED,
+    },
+}
+
+
+# ---------------------------------------------------------------- task vectors and programs
+def count(name: str) -> int:
+    return 2 if name in PAIRS else 4
+
+
+def stack(tasks: int, seed: int = 0) -> dict:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal((tasks, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def numbers_as_arrays(operator):
+    return jax.tree.map(jnp.asarray, operator)
+
+
+@functools.cache
+def program():
+    return jax.jit(lambda operator, taus, tasks: traced.run(operator, taus, tasks, {}))
+
+
+def merged(name: str, taus: dict, tasks=None, **options) -> dict:
+    operator = numbers_as_arrays(METHODS[name](**options))
+    return jax.tree.map(np.asarray, program()(operator, taus, task_hashes(tasks, len(taus["norm.weight"]))))
+
+
+def error(got: dict, expected: dict) -> float:
+    """The greatest deviation, relative to the greatest entry."""
+    largest = max(float(np.abs(x).max()) for x in expected.values())
+    return max(float(np.abs(got[name] - expected[name]).max()) for name in expected) / max(largest, 1e-30)
+
+
+def matrices(flat: dict) -> dict:
+    return {name: x for name, x in flat.items() if len(SHAPES[name]) == 2}
+
+
+def summed(taus: dict) -> dict:
+    return {name: x.sum(0) for name, x in taus.items()}
+
+
+# ---------------------------------------------------------------- the laws
+def homogeneous(name):
+    """f(cX) = c·f(X), for negative c too."""
+    taus = stack(count(name))
+    expected = {leaf: -3 * x for leaf, x in merged(name, taus).items()}
+    return error(merged(name, {leaf: -3 * x for leaf, x in taus.items()}), expected)
+
+
+def permutation(name):
+    """The order of tasks is irrelevant; draws follow their names."""
+    taus, names = stack(count(name)), ["mnist", "cars", "svhn", "dtd"][: count(name)]
+    order = np.roll(np.arange(count(name)), 1)
+    turned = merged(name, {leaf: x[order] for leaf, x in taus.items()}, [names[i] for i in order])
+    return error(turned, merged(name, taus, names))
+
+
+def identical(name):
+    """Equal task vectors merge to a multiple of themselves, leaf by leaf."""
+    one = {leaf: x[0] for leaf, x in stack(1).items()}
+    got = merged(name, {leaf: np.stack([x] * count(name)) for leaf, x in one.items()}, **NEUTRAL.get(name, {}))
+    factors = {leaf: (got[leaf] * x).sum() / (x * x).sum() for leaf, x in one.items()}
+    kept = min(factors.values()) > 0.01  # zero is no multiple worth the name
+    return error(got, {leaf: factors[leaf] * x for leaf, x in one.items()}) if kept else 1.0
+
+
+def single(name):
+    """One task vector merges to itself."""
+    taus = stack(1)
+    return error(merged(name, taus, **NEUTRAL.get(name, {})), summed(taus))
+
+
+def equivariant(name):
+    """f(QXR) = Q f(X) R for orthogonal Q and R, on the matrices."""
+    rng = np.random.default_rng(1)
+    Q, R = (np.linalg.qr(rng.standard_normal((n, n)))[0].astype(np.float32) for n in (12, 8))
+    turn = lambda flat: {leaf: Q @ x @ R if leaf in matrices(flat) else x for leaf, x in flat.items()}
+    taus = stack(count(name))
+    return error(matrices(merged(name, turn(taus))), matrices(turn(merged(name, taus))))
+
+
+def disjoint(name):
+    """Task vectors without common entries merge to their sum."""
+    taus = stack(count(name))
+    owner = {leaf: np.arange(x[0].size).reshape(x[0].shape) % len(x) for leaf, x in taus.items()}
+    taus = {leaf: np.stack([np.where(owner[leaf] == t, x[t], 0) for t in range(len(x))]) for leaf, x in taus.items()}
+    return error(merged(name, taus, **NEUTRAL.get(name, {})), summed(taus))
+
+
+def orthogonal(name):
+    """Task vectors with orthogonal row and column spaces merge to their sum, on the matrices."""
+    rng, tasks = np.random.default_rng(2), count(name)
+    taus = stack(tasks)
+    for leaf in matrices(taus):
+        U, V = (np.linalg.qr(rng.standard_normal((n, 8)))[0].reshape(n, tasks, -1) for n in (12, 8))
+        taus[leaf] = np.einsum("otk,itk,tk->toi", U, V, 1 + rng.random((tasks, 8 // tasks))).astype(np.float32)
+    return error(matrices(merged(name, taus, **NEUTRAL.get(name, {}))), matrices(summed(taus)))
+
+
+LAWS = {law.__name__: law for law in (homogeneous, permutation, identical, single, equivariant, disjoint, orthogonal)}
+
+
+@pytest.mark.parametrize("name", DATA_FREE)
+@pytest.mark.parametrize("law", LAWS)
+def test_law(law, name):
+    """Each method obeys each law, or is exempted for a reason and breaks it."""
+    if law == "single" and name in NEED_TWO:
+        pytest.skip("needs two task vectors")
+    found = LAWS[law](name)
+    if name in EXEMPT[law]:
+        assert found > BROKEN, f"{name} obeys {law}: no exemption needed ({EXEMPT[law][name]})"
+    else:
+        assert found < TOLERANCE, f"{name} breaks {law}"
+
+
+def test_exemptions_name_methods():
+    assert set(EXEMPT) == set(LAWS) and {name for law in EXEMPT.values() for name in law} <= set(METHODS)
+    assert all(reason for law in EXEMPT.values() for reason in law.values())
+
+
+# ---------------------------------------------------------------- what is kept, and what is not held on to
+@pytest.mark.parametrize("name", DATA_FREE)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_names_shapes_and_dtypes_are_kept(name, dtype):
+    taus = {leaf: jax.ShapeDtypeStruct((count(name), *shape), dtype) for leaf, shape in SHAPES.items()}
+    jaxpr, made = jax.make_jaxpr(METHODS[name](), return_shape=True)(tree.unflatten(taus))
+    assert {leaf: (x.shape, x.dtype) for leaf, x in tree.flatten(made).items()} == {leaf: (shape, dtype) for leaf, shape in SHAPES.items()}
+    assert all(np.size(constant) <= 16 for constant in jaxpr.consts), "an array in a closure"
+
+
+# ---------------------------------------------------------------- engines and containers
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_eager_is_jitted_and_lists_are_stacks(name):
+    """Also: a task vector that is all zero makes nothing infinite, and nothing comes from nothing."""
+    operator, taus = METHODS[name](), stack(count(name))
+    eager = tree.flatten(operator(tree.unflatten(taus)))
+    assert error(merged(name, taus), eager) < TOLERANCE
+    listed = operator([tree.unflatten({leaf: x[t] for leaf, x in taus.items()}) for t in range(count(name))])
+    jax.tree.map(np.testing.assert_array_equal, tree.flatten(listed), eager)
+    one_zero = {leaf: np.concatenate([x[:-1], np.zeros_like(x[-1:])]) for leaf, x in taus.items()}
+    for made in (merged(name, one_zero), tree.flatten(operator(tree.unflatten(one_zero)))):
+        assert all(np.isfinite(x).all() for x in made.values())
+    assert all(not x.any() for x in merged(name, {leaf: np.zeros_like(x) for leaf, x in taus.items()}).values())
+
+
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_nan_is_refused_by_name(name):
+    taus = stack(count(name))
+    taus["layers.1.weight"][0, 3, 2] = np.nan
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        METHODS[name]()(tree.unflatten(taus))
+
+
+def float_options(name):
+    """The numbers of a method, by their defaults."""
+    return {p.name: p.default for p in inspect.signature(METHODS[name]).parameters.values() if isinstance(p.default, float)}
+
+
+@pytest.mark.parametrize("name", [name for name in DATA_FREE if float_options(name)])
+def test_vmap_sweeps_a_number(name):
+    option, default = next(iter(float_options(name).items()))
+    values, taus = [0.9 * default, default], stack(count(name))
+    sweep = jax.jit(jax.vmap(lambda value, taus: METHODS[name](**{option: value})(taus), (0, None)))(jnp.array(values), taus)
+    for i, value in enumerate(values):
+        assert error(jax.tree.map(lambda x, i=i: np.asarray(x[i]), sweep), merged(name, taus, **{option: value})) < TOLERANCE
+
+
+# ---------------------------------------------------------------- one clear sentence
+@pytest.mark.parametrize("name", NEED_TWO)
+def test_too_few_task_vectors_are_a_sentence(name):
+    with pytest.raises(ValueError, match=f"{name} needs .* two task vectors; got 1"):
+        METHODS[name]()(stack(1))
+    if name in PAIRS:
+        with pytest.raises(ValueError, match=f"{name} needs exactly two task vectors; got 3"):
+            METHODS[name]()(stack(3))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "density" in inspect.signature(METHODS[name]).parameters])
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.5])
+def test_densities_are_shares(name, density):
+    with pytest.raises(ValueError, match=re.escape(f"density lies in (0, 1]; got {density}")):
+        METHODS[name](density=density)
+
+
+@pytest.mark.parametrize("name", ["average", "task_arithmetic", "dare", "della_linear", "breadcrumbs", "nuslerp", "multi_slerp", "karcher"])
+def test_weights_that_sum_to_zero_cannot_be_normalized(name):
+    options = {"normalize": True} if "normalize" in inspect.signature(METHODS[name]).parameters else {}
+    with pytest.raises(ValueError, match=r"the weights \[1.0, -1.0\] sum to 0 and cannot be normalized"):
+        METHODS[name](weights=[1.0, -1.0], **options)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if "weights" in inspect.signature(METHODS[name]).parameters])
+def test_weights_are_as_many_as_tasks(name):
+    with pytest.raises(ValueError, match=f"there are {count(name)} task vectors but 3 numbers for them"):
+        METHODS[name](weights=[0.2, 0.3, 0.5])(stack(count(name)))
+
+
+@pytest.mark.parametrize("name, option", [
+    ("ties", {"reduce": "median"}), ("ties", {"zero": "-"}), ("ties", {"sign": "sum"}), ("ties", {"elect": "never"}), ("ties", {"divide": "n"}),
+    ("ties", {"scope": "tensor"}), ("dare", {"rescale": "l2"}), ("della", {"rescale": "l2"}), ("magmax", {"ties": "both"}),
+    ("slerp", {"unit": "tensor"}), ("model_stock", {"angle": "radians"}), ("consensus", {"base": "mean"}), ("consensus", {"comparator": "<"}),
+    ("lines", {"norm": "l3"})])
+def test_options_say_what_there_is(name, option):
+    with pytest.raises(ValueError, match=rf"no {next(iter(option))} '.*'; .*there are"):
+        METHODS[name](**option)
