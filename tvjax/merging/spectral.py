@@ -23,7 +23,12 @@ def share_factors(*, per_task: int | None = None, rank: str = "numerical", solve
 
 
 def _share_factors(x, rank, solver, per_task):
-    return gathered(svd(x, k=per_task or max(1, min(x.shape[1:]) // x.shape[0]), rank=rank, solver=solver))
+    return gathered(svd(x, k=per_task or task_rank(x), rank=rank, solver=solver))
+
+
+def task_rank(x) -> int:
+    """How many triplets each task of a stack gets if they share those of one matrix: ⌊min(rows, columns) / tasks⌋, at least 1."""
+    return max(1, min(x.shape[1:]) // x.shape[0])
 
 
 def gathered(f: Factors) -> Factors:
