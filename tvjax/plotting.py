@@ -41,6 +41,8 @@ def per_task(rows, *, tasks: int) -> Figure:
         axes.plot([100 * value[method, name] for name in names], places, marker, color=colour, markersize=6,
                   markeredgecolor="white", markeredgewidth=0.6, label=method, zorder=3)
     axes.set_yticks(places, names)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.set_xlim(min(low.min(), *axes.get_xlim()) - 1.5, None)
     axes.set_xlabel("test accuracy (%)")
     axes.grid(axis="x", color=STYLE["grid"], linewidth=0.6)
     axes.tick_params(axis="y", length=0)
@@ -63,6 +65,8 @@ def radar(rows, *, tasks: int) -> Figure:
                   linestyle=":" if method in ANCHORS else "-")
     axes.plot(np.linspace(0, 2 * math.pi, 200), np.full(200, 100), color="#222222", linewidth=0.8, linestyle="--")
     axes.set_xticks(angles, names, fontsize=8)
+    axes.tick_params(axis="x", pad=7)
+    axes.set_rlabel_position(180 / len(names))
     axes.set_ylim(0, max(105.0, axes.get_ylim()[1]))
     axes.tick_params(axis="y", labelsize=7)
     axes.grid(color=STYLE["grid"], linewidth=0.6)

@@ -103,7 +103,7 @@ def page(run: Run, pictures: dict[str, bytes]) -> str:
     """The report: one HTML document that needs nothing beside it."""
     config, escape = run.config, html.escape
     alarms = [report_words.SELECTED_ON_TEST] if config["select_on"] == "test" else []
-    alarms += [row["note"] for row in run.rows if row["metric"] == "delta norm ratio" and row.get("note")]
+    alarms += dict.fromkeys(row["note"] for row in results.select(run.rows, metric="delta norm ratio") if row["note"])
     parts = [f"<h1>{escape(config['name'])}</h1>", f"<p class=lead>{escape(report_words.summary(run))}</p>",
              *(f"<p class=alarm>{escape(alarm)}</p>" for alarm in alarms)]
     for count in counts(run):
@@ -140,18 +140,21 @@ def html_table(run: Run, tasks: int) -> str:
     lines = []
     for line, ratio in zip(absolute.lines, relative.lines, strict=True):
         anchor = line[0] in ANCHORS
-        triples = zip(line[1:], ratio[1:], best, strict=True)
-        cells = "".join(_cell(x, r, not anchor and _mean(x) == top) for x, r, top in triples)
+        cells = "".join(_cell(x, r, best=not anchor and _mean(x) == top, spread=i == 0)
+                        for i, (x, r, top) in enumerate(zip(line[1:], ratio[1:], best, strict=True)))
         alpha = ", ".join(f"{scale:g}" for scale in sorted(scales[line[0]])) or "–"
         kind = " class=anchor" if anchor else ""
         lines.append(f"<tr{kind}><th>{html.escape(line[0])}</th><td>{alpha}</td>{cells}</tr>")
     return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
 
 
-def _cell(absolute, relative, best: bool) -> str:
-    show = lambda x: f"{100 * x[0]:.1f} ± {100 * x[1]:.1f}" if isinstance(x, tuple) else f"{100 * x:.1f}"
+def _cell(absolute, relative, *, best: bool, spread: bool) -> str:
+    """A cell; where `spread` is not to be shown, it appears when the mouse rests on the cell."""
+    whole = lambda x: f"{100 * x[0]:.1f} ± {100 * x[1]:.1f}" if isinstance(x, tuple) else f"{100 * x:.1f}"
+    show = whole if spread else lambda x: f"{100 * _mean(x):.1f}"
     text = f"<b>{show(absolute)}</b>" if best else show(absolute)
-    return f"<td>{text}<small>{show(relative)}</small></td>"
+    title = "" if spread or not isinstance(absolute, tuple) else f" title='{whole(absolute)} ({whole(relative)})'"
+    return f"<td{title}>{text}<small>{show(relative)}</small></td>"
 
 
 def _mean(x) -> float:
@@ -172,13 +175,15 @@ def _picture(name: str, body: bytes, caption: str) -> str:
 
 CSS = """
 body{font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;color:#222}
-body{max-width:62rem;margin:2rem auto;padding:0 1.2rem}h1{font-size:1.7rem;margin:0 0 .4rem}
+body{max-width:72rem;margin:2rem auto;padding:0 1.2rem}h1{font-size:1.7rem;margin:0 0 .4rem}
 h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid #ddd;padding-bottom:.2rem}
 .lead{font-size:1.08rem}.note,figcaption{color:#666;font-size:.86rem}
 .alarm{background:#b00020;color:#fff;font-weight:600;padding:.7rem 1rem;border-radius:4px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
 th,td{padding:.28rem .55rem;text-align:right;white-space:nowrap}thead th{border-bottom:2px solid #444;font-weight:600}
-th:first-child,td:first-child{text-align:left}tbody tr{border-bottom:1px solid #eee}tbody th{font-weight:500}
+
+th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
+tbody tr{border-bottom:1px solid #eee}tbody th{font-weight:500}
 td:nth-child(3){background:#f6f8fa}tr.anchor{color:#777}
 small{display:block;color:#888;font-size:.78rem;line-height:1.1}
 table.plain td,table.plain th{text-align:left;white-space:normal;background:none}

@@ -8,7 +8,7 @@ SELECTED_ON_TEST = (
 TABLE_NOTE = (
     "Accuracy on the test split in percent; below it in grey the normalised accuracy: accuracy over that of the model "
     "fine-tuned on that task alone, averages being means of the ratios. The best merge of each column is bold. "
-    "With several seeds: mean ± sample standard deviation, and every α that was chosen.")
+    "With several seeds: the mean, ± the sample standard deviation (of a task where the mouse rests), every chosen α.")
 CAPTIONS = {
     "per_task": "Test accuracy for each task: the bar spans the zero-shot and the fine-tuned model, marks are merges.",
     "radar": "Normalised test accuracy (%) for each task; the dashed circle is the fine-tuned model of that task.",

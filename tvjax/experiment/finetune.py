@@ -13,9 +13,10 @@ import jax.numpy as jnp
 
 from tvjax import checkpoints, evaluation, training, vectors
 from tvjax.experiment import workdir as files
-from tvjax.experiment.problem import Problem, check_finite
+from tvjax.experiment.loading import Problem, check_finite
 from tvjax.models import clip
 
+SAVE_EVERY = 200  # steps between saved states, from which an interrupted run goes on
 FAR = 0.5  # ‖θ − θ0‖/‖θ0‖: fine-tuned models stay well below it, unrelated ones lie about √2
 
 
@@ -62,7 +63,7 @@ def _fit(problem, recipe, task, state, progress):
     split = tuple(problem.splits[task]["train"])
     feed = functools.partial(training.batches, split, batch=recipe.batch, seed=recipe.seed)
     return training.fit(loss(problem.predict, recipe.label_smoothing), problem.theta0, feed, recipe, frozen=frozen,
-                        state_dir=state, save_every=200, progress=progress)
+                        state_dir=state, save_every=SAVE_EVERY, progress=progress)
 
 
 @functools.cache

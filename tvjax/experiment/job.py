@@ -13,8 +13,8 @@ import numpy as np
 from tvjax import evaluation, results, vectors
 from tvjax.experiment import merges, rows, workdir
 from tvjax.experiment.finetune import Tuned, finetune
-from tvjax.experiment.plan import Plan, plain, plan
-from tvjax.experiment.problem import Problem, problem
+from tvjax.experiment.loading import Problem, problem
+from tvjax.experiment.planning import Plan, plain, plan
 from tvjax.models import clip
 
 

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax import evaluation, vectors
-from tvjax.experiment import plan as plans
-from tvjax.experiment.problem import Problem
+from tvjax.experiment import planning
+from tvjax.experiment.loading import Problem
 from tvjax.merging import needed
 
 
@@ -33,7 +33,7 @@ def judge(problem: Problem, plan, merge, tasks, taus, finetuned, *, cache) -> Ju
     """
     lam = choose_lambdas(problem, plan, tasks, taus, cache=cache) if merge.searches_lambda else None
     begun = time.perf_counter()
-    operator = plans.operator(merge, lam=None if lam is None else jnp.array(lam, jnp.float32))
+    operator = planning.operator(merge, lam=None if lam is None else jnp.array(lam, jnp.float32))
     tau = (jax.jit(operator) if plan.allow_nonfinite else operator)(list(taus), tasks=list(tasks))
     tau = jax.block_until_ready(tau)
     seconds = time.perf_counter() - begun
@@ -76,7 +76,7 @@ def choose_lambdas(problem, plan, tasks, taus, *, cache) -> tuple[float, ...]:
     def one(task, tau):
         theta = lambda lam: rebuilt(problem.theta0, tau, total, lam)
         at = lambda lam: measure(problem, plan, theta(lam), [task], plan.select_on, cache=cache)[task]
-        return evaluation.search(at, plans.LAMBDAS).best
+        return evaluation.search(at, planning.LAMBDAS).best
     return tuple(one(task, tau) for task, tau in zip(tasks, taus, strict=True))
 
 

@@ -10,7 +10,7 @@ import jax
 
 from tvjax import checkpoints, evaluation, training
 from tvjax.data import glyphs
-from tvjax.experiment.plan import SPLITS, Plan
+from tvjax.experiment.planning import SPLITS, Plan
 from tvjax.models import clip
 
 SIDE = 32  # pixels of a glyph

@@ -1,0 +1,51 @@
+"""Every config in configs/: it loads, all in it exists, and its docstring says how to run it."""
+import pathlib
+import runpy
+
+import pytest
+
+from tvjax import experiment, merging
+
+FOLDER = pathlib.Path(__file__).parents[1] / "configs"
+ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal")}
+CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
+
+
+def load(name, arg=""):
+    return runpy.run_path(str(FOLDER / f"{name}.py"))["get_config"](*([arg] if arg else []))
+
+
+def test_every_file_is_listed_here():
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize("name, arg", CASES)
+def test_a_config_is_valid(name, arg):
+    plan = experiment.plan(load(name, arg))
+    assert plan.select_on == "val"
+    assert {merge.name for merge in plan.merges} <= set(merging.METHODS)
+    assert max(plan.counts) == len(plan.tasks)
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_its_docstring_has_the_command(name):
+    text = runpy.run_path(str(FOLDER / f"{name}.py"))["__doc__"]
+    assert f"python -m tvjax.run --config=configs/{name}.py" in text and ":runlocal" in text
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_an_unknown_argument_is_a_sentence(name):
+    with pytest.raises(ValueError, match="got :nonsense"):
+        load(name, "nonsense")
+
+
+def test_names_are_those_of_different_folders():
+    names = [load(name, arg).name for name, arg in CASES if (name, arg) != ("glyphs", "")]
+    assert len(set(names)) == len(names)
+
+
+def test_the_full_protocol_is_the_papers():
+    plan = experiment.plan(load("glyphs", "20"))
+    assert plan.counts == (8, 14, 20) and len(plan.seeds) >= 3
+    grid = {merge.label: merge.scales for merge in plan.merges}
+    assert len(grid["task_arithmetic"]) == 21 and grid["average"] is None
