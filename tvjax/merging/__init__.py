@@ -1,24 +1,29 @@
 """Merging: operators on task vectors. `METHODS` holds the papers' methods by name; their steps are public too."""
 from tvjax.merging.averaging import average, largest, mean, nonzero_mean, scale, task_arithmetic, total, weigh
+from tvjax.merging.cores import core_space, dc_merge, knots
 from tvjax.merging.dropping import dare, dare_ties, della, della_linear, drop, drop_by_rank
 from tvjax.merging.lowrank import LowRank
 from tvjax.merging.magnitude import breadcrumbs, breadcrumbs_ties, emr, emr_mask, emr_rescale, magmax, pcb, tails
 from tvjax.merging.masks import consensus, needed, needed_by
-from tvjax.merging.numbers import by_depth, by_name, entries, per_leaf
+from tvjax.merging.metric import actmat, aswudi, fisher, regmean, swudi, wudi
+from tvjax.merging.numbers import by_depth, by_name, by_task, entries, per_leaf
 from tvjax.merging.operator import Operator, Stage, identity, matrix, named, on, step
 from tvjax.merging.registry import METHODS, build
 from tvjax.merging.signs import agree, disjoint_merge, ties, top
-from tvjax.merging.spectral import iso_c, tsv_m
+from tvjax.merging.selection import HEADS, averaged, exclude, left_out, retie, untie
+from tvjax.merging.spectral import calibrate, cart, flatten_spectrum, iso_c, iso_cts, svc, tsv_m
 from tvjax.merging.spherical import karcher, model_stock, multi_slerp, nuslerp, slerp
 from tvjax.merging.statistics import Greatest, Kth, Least, Sum
 from tvjax.merging.thetas import merge
 from tvjax.merging.weighting import by_layer, lines, metagpt, nan, weigh_by_norm
 
 __all__ = [
-    "Greatest", "Kth", "Least", "LowRank", "METHODS", "Operator", "Stage", "Sum", "agree", "average", "breadcrumbs",
-    "breadcrumbs_ties", "build", "by_depth", "by_layer", "by_name", "consensus", "dare", "dare_ties", "della",
-    "della_linear", "disjoint_merge", "drop", "drop_by_rank", "emr", "emr_mask", "emr_rescale", "entries", "identity",
-    "iso_c", "karcher", "largest", "lines", "magmax", "matrix", "mean", "merge", "metagpt", "model_stock",
-    "multi_slerp", "named", "nan", "needed", "needed_by", "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "scale",
-    "slerp", "step", "tails", "task_arithmetic", "ties", "top", "total", "tsv_m", "weigh", "weigh_by_norm",
+    "Greatest", "HEADS", "Kth", "Least", "LowRank", "METHODS", "Operator", "Stage", "Sum", "actmat", "agree", "aswudi",
+    "average", "averaged", "breadcrumbs", "breadcrumbs_ties", "build", "by_depth", "by_layer", "by_name", "by_task",
+    "calibrate", "cart", "consensus", "core_space", "dare", "dare_ties", "dc_merge", "della", "della_linear",
+    "disjoint_merge", "drop", "drop_by_rank", "emr", "emr_mask", "emr_rescale", "entries", "exclude", "fisher",
+    "flatten_spectrum", "identity", "iso_c", "iso_cts", "karcher", "knots", "largest", "left_out", "lines", "magmax",
+    "matrix", "mean", "merge", "metagpt", "model_stock", "multi_slerp", "named", "nan", "needed", "needed_by",
+    "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "regmean", "retie", "scale", "slerp", "step", "svc", "swudi",
+    "tails", "task_arithmetic", "ties", "top", "total", "tsv_m", "untie", "weigh", "weigh_by_norm", "wudi",
 ]
