@@ -9,12 +9,13 @@ from tvjax.merging.metric import actmat, aswudi, fisher, regmean, swudi, wudi
 from tvjax.merging.numbers import by_depth, by_name, by_task, entries, per_leaf
 from tvjax.merging.operator import Operator, Stage, identity, matrix, named, on, step
 from tvjax.merging.registry import METHODS, build
-from tvjax.merging.signs import agree, disjoint_merge, ties, top
 from tvjax.merging.selection import HEADS, averaged, exclude, left_out, retie, untie
+from tvjax.merging.signs import agree, disjoint_merge, ties, top
 from tvjax.merging.spectral import calibrate, cart, flatten_spectrum, iso_c, iso_cts, svc, tsv_m
 from tvjax.merging.spherical import karcher, model_stock, multi_slerp, nuslerp, slerp
 from tvjax.merging.statistics import Greatest, Kth, Least, Sum
 from tvjax.merging.thetas import merge
+from tvjax.merging.tools import sce, truncate
 from tvjax.merging.weighting import by_layer, lines, metagpt, nan, weigh_by_norm
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "disjoint_merge", "drop", "drop_by_rank", "emr", "emr_mask", "emr_rescale", "entries", "exclude", "fisher",
     "flatten_spectrum", "identity", "iso_c", "iso_cts", "karcher", "knots", "largest", "left_out", "lines", "magmax",
     "matrix", "mean", "merge", "metagpt", "model_stock", "multi_slerp", "named", "nan", "needed", "needed_by",
-    "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "regmean", "retie", "scale", "slerp", "step", "svc", "swudi",
-    "tails", "task_arithmetic", "ties", "top", "total", "tsv_m", "untie", "weigh", "weigh_by_norm", "wudi",
+    "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "regmean", "retie", "scale", "sce", "slerp", "step", "svc",
+    "swudi", "tails", "task_arithmetic", "ties", "top", "total", "truncate", "tsv_m", "untie", "weigh", "weigh_by_norm",
+    "wudi",
 ]

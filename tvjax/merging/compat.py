@@ -4,11 +4,11 @@
 theirs. Equal results, entry by entry, are tested against mergekit 0.1.5, FusionBench 0.2.33 and PEFT 0.21.2 on
 float32 models.
 
-Documented habits of the tools are reproduced: mergekit takes every statistic by tensor and rescales to the ℓ1 norm of
-before a drop; FusionBench's TIES ranks the whole model and keeps one entry more than asked for, its Model Stock averages
-angles in degrees; PEFT elects signs before it weighs. What is a plain defect is not (weights that cancel their divisor,
-NaN that passes through, a threshold of 100 % that fails, mergekit's `gamma` that does nothing at density 1): there our
-operator does what it says.
+Documented habits of the tools are reproduced: mergekit takes every statistic by tensor and rescales to the ℓ1 norm
+of before a drop; FusionBench's TIES ranks the whole model and keeps one entry more than asked for, its Model Stock
+averages angles in degrees; PEFT elects signs before it weighs. What is a plain defect is not (weights that cancel
+their divisor, NaN that passes through, a threshold of 100 % that fails, mergekit's `gamma` that does nothing at
+density 1): there our operator does what it says.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from typing import Any
 
 from tvjax import tree
 from tvjax.merging.numbers import by_name
-from tvjax.merging.peers import FUSIONBENCH_CONFIGS, ROWS, Row
+from tvjax.merging.peers import CONFIGS, NONE, ROWS, Row
 
 TOOLS = (*ROWS, "paper")
 FACTOR_A, FACTOR_B = r"lora_(embedding_)?A", r"lora_(embedding_)?B"
@@ -59,10 +59,11 @@ def complete(name: str, options: Mapping[str, Any], compat: str | None) -> dict[
 def translate(tool: str, method: str, options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
     """(our name, our options) of another tool's method and options, for `build`; defaults are the tool's.
 
-    tool: "mergekit", "fusionbench" or "peft". method: mergekit's `merge_method`, FusionBench's class or the name of its
-    configuration, PEFT's `combination_type`. options: in the tool's own words. Numbers of models are {model: number} or a
-    list in the order of the models; in mergekit's each may be a gradient or a list of filters. PEFT's factor-wise
-    methods take the adapters' `scaling` (α/r, 1 by default) too; the others want task vectors that contain it.
+    tool: "mergekit", "fusionbench" or "peft". method: mergekit's `merge_method`, FusionBench's class or the name of
+    its configuration, PEFT's `combination_type`. options: in the tool's own words. Numbers of models are
+    {model: number} or a list in the order of the models; in mergekit's each may be a gradient or a list of filters.
+    PEFT's factor-wise methods take the adapters' `scaling` (α/r, 1 by default) too; the others want task vectors that
+    contain it.
 
     Raises:
       ValueError: for an option that the tool does not have, or that cannot be had here.
@@ -114,11 +115,13 @@ def _check_tool(tool, known):
 
 def _row(tool, method) -> tuple[str, Row]:
     _check_tool(tool, tuple(ROWS))
-    key = FUSIONBENCH_CONFIGS.get(method, method) if tool == "fusionbench" else method
+    key = CONFIGS.get(method, method) if tool == "fusionbench" else method
     key = str(key).rpartition(".")[2] if tool == "fusionbench" else key
+    if key in NONE[tool]:
+        raise ValueError(f"{tool}'s {key} has no counterpart here: {NONE[tool][key]}")
     if key not in ROWS[tool]:
-        known = [*ROWS[tool], *(FUSIONBENCH_CONFIGS if tool == "fusionbench" else ())]
-        raise ValueError(f"{tool}'s {method!r} has no counterpart here; {tree.did_you_mean(str(method), known)}")
+        known = [*ROWS[tool], *(CONFIGS if tool == "fusionbench" else ())]
+        raise ValueError(f"{tool} has no {method!r}; {tree.did_you_mean(str(method), known)}")
     return key, ROWS[tool][key]
 
 
@@ -135,7 +138,7 @@ def _check_options(tool, key, row, options):
 
 
 def _root_weights(weights, scaling):
-    """PEFT weighs each factor by √|w·s|, A with the sign of w·s, so that the product of one adapter has the weight w·s."""
+    """PEFT weighs each factor by √|w·s|, A with the sign of w·s, so that one adapter's product has the weight w·s."""
     scaling = [1.0] * len(weights) if scaling is None else scaling
     if len(scaling) != len(weights):
         raise ValueError(f"there are {len(weights)} weights but {len(scaling)} scalings")

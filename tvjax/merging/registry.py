@@ -16,6 +16,7 @@ from tvjax.merging.operator import Operator
 from tvjax.merging.signs import ties
 from tvjax.merging.spectral import cart, iso_c, iso_cts, svc, tsv_m
 from tvjax.merging.spherical import karcher, model_stock, multi_slerp, nuslerp, slerp
+from tvjax.merging.tools import sce, truncate
 from tvjax.merging.weighting import lines, metagpt, nan
 
 METHODS: dict[str, Callable[..., Operator]] = {
@@ -37,6 +38,7 @@ METHODS: dict[str, Callable[..., Operator]] = {
     "multi_slerp": multi_slerp,
     "karcher": karcher,
     "model_stock": model_stock,
+    "sce": sce,
     "metagpt": metagpt,
     "nan": nan,
     "lines": lines,
@@ -57,7 +59,7 @@ METHODS: dict[str, Callable[..., Operator]] = {
 }
 
 
-EVERYWHERE = ("exclude", "averaged", "weights")
+EVERYWHERE = ("exclude", "averaged", "weights", "truncate")
 
 
 def build(name: str, options: Mapping[str, Any] | None = None, *, compat: str | None = None) -> Operator:
@@ -65,7 +67,8 @@ def build(name: str, options: Mapping[str, Any] | None = None, *, compat: str | 
 
     options: the method's own, whose numbers may be dicts and lists (see `shorthand`), and for every method `exclude`
     (a pattern of leaves that stay θ0), `averaged` (of leaves that are averaged instead, times the method's scale), and
-    `weights` (one number for each task; where a method has none of its own, they multiply the task vectors before it).
+    `weights` (one number for each task; where a method has none of its own, they multiply the task vectors before it),
+    and `truncate` (a rank to which merged matrices are cut).
     A method that wraps another takes it as {"name": …, options}.
     compat: "mergekit", "fusionbench" or "peft" fill what is not given as that tool does, "paper" as the papers do.
 
@@ -95,6 +98,8 @@ def _everywhere(operator, extra, options):
     """What every method takes, around it."""
     if "weights" in extra:
         operator = weigh(weights=extra["weights"]) | operator
+    if "truncate" in extra:
+        operator = operator | truncate(rank=extra["truncate"])
     if "averaged" in extra:
         operator = selection.averaged(operator, extra["averaged"], scale=options.get("scale", 1.0))
     return selection.exclude(operator, extra["exclude"]) if "exclude" in extra else operator

@@ -1,7 +1,7 @@
 """What is merged and what is not: leaves left at θ0 by name, and tied leaves, which are merged once.
 
-A leaf that is left out has the merged delta 0, whatever its task vectors; statistics of the operator (thresholds, norms)
-are taken over the other leaves alone.
+A leaf that is left out has the merged delta 0, whatever its task vectors; statistics of the operator (thresholds,
+norms) are taken over the other leaves alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ def exclude(operator: Operator, pattern: str) -> Operator:
 
 
 def averaged(operator: Operator, pattern: str, *, scale=1.0) -> Operator:
-    """The operator, but for leaves whose names contain `pattern`: those become scale times the mean of their task vectors.
+    """The operator, but leaves whose names contain `pattern` become scale times the mean of their task vectors.
 
     >>> from tvjax import merging
     >>> averaged(merging.total(), "bias")({"bias": jnp.ones((2, 1)), "kernel": jnp.ones((2, 1))})["bias"].tolist()
@@ -49,7 +49,7 @@ def _nothing(x):
 
 
 def left_out(operator: Operator, model: Any) -> list[str]:
-    """The names of all leaves of a model (a tree, or names) that the operator leaves as they are in θ0.
+    """The names of all leaves of a model (a tree, or names) that the operator leaves as in θ0.
 
     Those are the leaves that `exclude` hits and, in a tree, those that are not floating-point: they have no task vector.
 
