@@ -9,7 +9,7 @@ import re
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class TensorInfo(NamedTuple):
         return self.size * self.dtype.itemsize
 
 
+@runtime_checkable
 class Opened(Protocol):
     """A checkpoint whose tensors can be read piece by piece; reading is safe from several threads at once."""
 

@@ -1,0 +1,240 @@
+"""The merge itself: statistics, then piece by piece base + step into the shards, while threads read, hash and tell.
+
+What depends on the order of pieces (the file, its hashes) is one thread's work; the main thread runs JAX.
+"""
+import hashlib
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvjax.disk import ledger
+from tvjax.disk.deltas import BLOCK, Deltas, widened
+from tvjax.disk.match import Matched
+from tvjax.disk.readers import Opened
+from tvjax.disk.writers import Growing, Shard
+from tvjax.merging import engine, plan, streamed
+from tvjax.merging.operator import Operator
+
+QUEUE = 6  # pieces that wait to be written
+LINES = 64  # tensors whose lines wait for their hashes
+
+
+class Task(NamedTuple):
+    """All that the merge needs, checked and opened."""
+
+    operator: Operator
+    source: Deltas
+    base: Opened
+    models: dict[str, Opened]
+    matched: Matched
+    files: list[Shard]
+    allow_nonfinite: bool
+    head: dict[str, Any]  # the ledger's first line
+
+
+def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, Any]) -> None:
+    """Writes all shards into `work`, with their ledger; what `past` did and is still there is not done again."""
+    done = ledger.still_there(past, work, task.files) if past else {}
+    rest = [name for shard in task.files for name in shard.tensors if name not in done]
+    job, statistics = None, past.statistics if past else ""
+    if any(name not in task.matched.copied for name in rest):
+        job = _prepared(task, data)
+        statistics = ledger.hash_of_values(job.values)
+        if past and statistics != past.statistics:
+            done = {}  # another number of threads may split a sum otherwise; the output is of one piece
+    lines = ledger.Ledger(work / ledger.NAME, [task.head, {"statistics": statistics}, *done.values()])
+    try:
+        for shard in task.files:
+            _write_shard(task, job, shard, work, lines, done)
+    finally:
+        lines.close()
+
+
+def _prepared(task: Task, data: Mapping[str, Any]) -> streamed.Run:
+    hashes = engine.task_hashes(list(task.models), len(task.models))
+    data = engine.check_data(task.operator, data, task.matched.merged)
+    return streamed.prepare(task.operator, task.source, hashes, data, _check(task))
+
+
+def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger, done) -> None:
+    names = [name for name in shard.tensors if name not in done]
+    if not names and (work / shard.name).exists():
+        return
+    growing = Growing(work, shard)
+    try:
+        with Sink(task, growing, lines) as sink:
+            for name in names:
+                if name in task.matched.copied:
+                    sink.copy(name)
+            merged = [name for name in names if name not in task.matched.copied]
+            for made in streamed.finished(job, merged) if merged and job else ():
+                sink.put(made)
+    except BaseException:
+        growing.close()
+        raise
+    growing.finish()
+
+
+class Sink:
+    """Takes finished pieces of one shard in order: adds the base, writes, hashes, and adds a line for each tensor."""
+
+    def __init__(self, task: Task, growing: Growing, lines: ledger.Ledger):
+        self.task, self.growing, self.lines = task, growing, lines
+        self.writer = ThreadPoolExecutor(1, "tvjax-write")
+        self.teller = ThreadPoolExecutor(1, "tvjax-tell")
+        self.hashers = ThreadPoolExecutor(2, "tvjax-hash")
+        self.waiting: deque[Future] = deque()
+        self.untold: deque[tuple[dict, list[Future], dict[str, Future]]] = deque()
+        self.digest = hashlib.sha256()
+        self.sums: list[Future] = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        try:
+            if kind is None:
+                self._wait(0)
+                self._tell(0)
+        finally:
+            for pool in (self.writer, self.teller, self.hashers):
+                pool.shutdown(wait=True, cancel_futures=True)
+
+    def put(self, made: streamed.Made) -> None:
+        """Hands a piece over; raises what writing an earlier one raised."""
+        shape = made.leaf.shape
+        if np.shape(made.result) not in ((made.stop - made.start,), shape):
+            raise ValueError(f"this operator does not reduce over tasks: {made.leaf.name} came out as "
+                             f"{np.shape(made.result)}, the model has {shape}")
+        self.waiting.append(self.writer.submit(self._piece, made))
+        self._wait(QUEUE)
+
+    def copy(self, name: str) -> None:
+        """Writes the base's own tensor."""
+        self.waiting.append(self.writer.submit(self._copy, name))
+        self._wait(QUEUE)
+
+    def _wait(self, most: int) -> None:
+        while len(self.waiting) > most:
+            self.waiting.popleft().result()
+
+    # ------------------------------------------------------------ in the writing thread
+    def _piece(self, made: streamed.Made) -> None:
+        name, size = made.leaf.name, math.prod(made.leaf.shape)
+        if made.start == 0:
+            self.digest, self.sums = hashlib.sha256(), []
+            hashes = self._input_hashes(name)
+            self.untold.append(({}, self.sums, hashes))
+        delta = np.asarray(made.result).reshape(-1)
+        taus = np.asarray(made.origin).reshape(self.task.source.tasks, -1)
+        for start in range(0, delta.size, BLOCK):
+            step, stop = delta[start : start + BLOCK], min(start + BLOCK, delta.size)
+            self._merge(name, made.start + start, step)
+            self.sums.append(self.teller.submit(ledger.sums, taus[:, start:stop], step))
+            if len(self.sums) > QUEUE:
+                self.sums[-QUEUE].result()  # lest pieces heap up
+        if made.stop == size:
+            self.untold[-1][0].update(self._line(name))
+            self._tell(LINES)
+
+    def _merge(self, name: str, start: int, step: np.ndarray) -> None:
+        dtype, info = self.task.source.dtypes[name], self.growing.shard.tensors[name]
+        step = step.astype(dtype, copy=False)
+        base = widened(self.task.base.read(name, start, start + step.size), dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            wide = np.add(base, step, dtype=dtype)
+            made = wide.astype(info.dtype, copy=False)
+        if not self.task.allow_nonfinite and not np.isfinite(made).all():
+            at = int(np.flatnonzero(~np.isfinite(made))[0])
+            where = _entry(name, start + at, info.shape)
+            raise ValueError(f"{where} becomes {wide[at]:g}, more than {info.dtype.name} holds: choose a wider "
+                             "out_dtype, or set allow_nonfinite")
+        self._write(name, start, made)
+
+    def _write(self, name: str, start: int, made: np.ndarray) -> None:
+        self.digest.update(made.view(np.uint8))
+        self.growing.write(self.growing.shard.begins[name] + start * made.dtype.itemsize, made)
+
+    def _copy(self, name: str) -> None:
+        info = self.task.base.tensors[name]
+        self.digest = hashlib.sha256()
+        for start in range(0, info.size, BLOCK):
+            self._write(name, start, self.task.base.read(name, start, min(start + BLOCK, info.size)))
+        self.untold.append(({**self._line(name), "copied": self.task.matched.copied[name]}, [], {}))
+        self._tell(LINES)
+
+    def _line(self, name: str) -> dict[str, Any]:
+        shard = self.growing.shard
+        info = shard.tensors[name]
+        return {"tensor": name, "file": shard.name, "dtype": info.dtype.name, "shape": list(info.shape),
+                "sha256": self.digest.hexdigest()}
+
+    def _input_hashes(self, name: str) -> dict[str, Future]:
+        every = {"": (self.task.base, name)}
+        for (label, model), places in zip(self.task.models.items(), self.task.source.places, strict=True):
+            every[label] = (model, places[name].name)
+        return {label: self.hashers.submit(ledger.tensor_hash, *where) for label, where in every.items()}
+
+    def _tell(self, most: int) -> None:
+        """Adds the lines of tensors all of whose numbers are there; of all but `most` in any case."""
+        while self.untold:
+            line, parts, hashes = self.untold[0]
+            ready = "tensor" in line and all(future.done() for future in [*parts, *hashes.values()])
+            if not ready and len(self.untold) <= most:
+                return
+            if parts:
+                total = parts[0].result()
+                for part in parts[1:]:
+                    total = total + part.result()
+                inputs = {label: future.result() for label, future in hashes.items()}
+                line |= ledger.told(total) | {"base_sha256": inputs.pop(""), "model_sha256": inputs}
+            self.lines.add(line)
+            self.untold.popleft()
+
+
+# ---------------------------------------------------------------- what is not finite
+def _check(task: Task) -> Callable[[Any, plan.Leaf], None]:
+    """The engine's check: names the model, the tensor and the first entry that is not finite."""
+
+    def check(finite, leaf: plan.Leaf) -> None:
+        if not task.allow_nonfinite and not finite:
+            raise ValueError(_culprit(task, leaf.name))
+
+    return check
+
+
+def _culprit(task: Task, name: str) -> str:
+    every = [("the base", task.base, name)]
+    for (label, model), places in zip(task.models.items(), task.source.places, strict=True):
+        every.append((label, model, places[name].name))
+    for label, model, theirs in every:
+        info = model.tensors[theirs]
+        for start in range(0, info.size, BLOCK):
+            x = model.read(theirs, start, min(start + BLOCK, info.size))
+            if (bad := np.flatnonzero(~np.isfinite(x))).size:
+                at = int(bad[0])
+                return (f"{_entry(theirs, start + at, info.shape)} of {label} is {float(x[at]):g}; a merge would "
+                        "spread it (allow_nonfinite merges all the same)")
+    return f"{name}: the differences between models and base are more than float32 holds"
+
+
+def _entry(name: str, at: int, shape: tuple[int, ...]) -> str:
+    return f"{name}{[int(i) for i in np.unravel_index(at, shape)]}" if shape else name
+
+
+class Counter:
+    """Counts bytes from several threads, and moves a progress bar."""
+
+    def __init__(self, bar: Any):
+        self.bar, self.lock, self.count = bar, threading.Lock(), 0
+
+    def __call__(self, count: int) -> None:
+        with self.lock:
+            self.count += count
+            self.bar.update(count)

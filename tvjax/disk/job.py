@@ -1,0 +1,35 @@
+"""The job `merge` of the command: a config as a recipe, the plan alone or the whole merge."""
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from tvjax.disk import merge, recipe
+
+FIELDS = ("only", "exclude", "missing", "extra", "heads", "vocabulary", "compute_dtype", "out_dtype", "max_shard_size",
+          "allow_nonfinite", "code")
+
+
+def run(config: Any, *, say: Callable[[str], Any] = print, command: str = "") -> Path | None:
+    """The directory that a config of configs/merge.py makes; None where it asks for the plan alone."""
+    chosen = from_config(config)
+    if config.plan:
+        with closing(merge.prepare(chosen, config.out or "out")) as held:
+            print(held.ready.describe())
+        return None
+    try:
+        return merge.run(chosen, config.out, say=say, command=command)
+    except KeyboardInterrupt:
+        say("interrupted; the same command goes on where it stopped")
+        raise SystemExit(130) from None
+
+
+def from_config(config: Any) -> recipe.Recipe:
+    """The recipe that a config describes, or names."""
+    if config.recipe:
+        if config.base or config.models:
+            raise ValueError("a recipe names its base and models: give either recipe, or base and models")
+        return recipe.from_yaml(config.recipe)
+    options = {name: value for name, value in config.merge.to_dict().items() if value is not None}
+    return recipe.Recipe(base=config.base, models=recipe.named(config.models), method=config.method, options=options,
+                         **{name: config[name] for name in FIELDS})

@@ -1,0 +1,163 @@
+"""What a merge did to each tensor, a line of JSON each, written as it goes; an interrupted merge continues from it.
+
+The first line says whose ledger it is, the second which statistics hold. A tensor's line is written after its bytes,
+and counts only while the bytes in the file have the hash that it says.
+"""
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tvjax.disk.readers import Opened
+from tvjax.disk.writers import Shard
+
+NAME = "ledger.jsonl"
+BLOCK = 1 << 20
+
+
+class Past(NamedTuple):
+    """An earlier beginning: the ledger's first line, the hash of its statistics, and the lines of tensors."""
+
+    head: dict[str, Any]
+    statistics: str
+    tensors: dict[str, dict[str, Any]]
+
+
+class Ledger:
+    """A file to which lines are added, each at once."""
+
+    def __init__(self, path: Path, lines: Iterable[Mapping[str, Any]]):
+        partial = path.with_name(f".{path.name}.partial")
+        with open(partial, "w", encoding="utf-8") as file:
+            file.writelines(_line(line) for line in lines)
+        os.replace(partial, path)
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        self.file.write(_line(line))
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def _line(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+def read(path: Path) -> Past | None:
+    """The ledger at `path` up to its last whole line; None where there is none that begins as it should."""
+    lines = []
+    try:
+        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            lines.append(json.loads(text))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        pass  # the line that was being written when the process ended, or another kind of file
+    if not lines or not isinstance(lines[0], dict) or "merge" not in lines[0]:
+        return None
+    rest = [line for line in lines[1:] if isinstance(line, dict)]
+    statistics = next((line["statistics"] for line in rest if "statistics" in line), "")
+    return Past(lines[0], statistics, {line["tensor"]: line for line in rest if "tensor" in line and "sha256" in line})
+
+
+def still_there(past: Past, folder: Path, files: Sequence[Shard]) -> dict[str, dict[str, Any]]:
+    """The lines of those tensors whose bytes are in `folder` as the ledger says."""
+    found = {}
+    for shard in files:
+        path = next((p for p in (folder / f".{shard.name}.partial", folder / shard.name) if p.exists()), None)
+        if path is None or path.stat().st_size != shard.size:
+            continue
+        with open(path, "rb") as file:
+            if file.read(len(shard.header)) != shard.header:
+                continue
+            for name, info in shard.tensors.items():
+                line = past.tensors.get(name)
+                if line and _hash_of(file, shard.begins[name], info.nbytes) == line["sha256"]:
+                    found[name] = line
+    return found
+
+
+def _hash_of(file, begin: int, count: int) -> str:
+    digest = hashlib.sha256()
+    file.seek(begin)
+    while count and (part := file.read(min(count, BLOCK))):
+        digest.update(part)
+        count -= len(part)
+    return digest.hexdigest()
+
+
+def tensor_hash(checkpoint: Opened, name: str) -> str:
+    """SHA-256 of a tensor's bytes in its file."""
+    digest = hashlib.sha256()
+    info = checkpoint.tensors[name]
+    entries = max(1, BLOCK // info.dtype.itemsize)
+    for start in range(0, info.size, entries):
+        digest.update(checkpoint.read(name, start, min(start + entries, info.size)).view(np.uint8))
+    return digest.hexdigest()
+
+
+def hash_of_values(values: Any) -> str:
+    """SHA-256 of a merge's statistics."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(values):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- what is told of a merged tensor
+class Sums(NamedTuple):
+    """Sums over some entries of a tensor, from which `told` makes its line: products of all pairs, and counts."""
+
+    gram: np.ndarray  # (tasks, tasks), <tau_s, tau_t>
+    shares: np.ndarray  # (tasks,), <tau_t, delta>
+    square: float  # <delta, delta>
+    conflicts: int
+    kept: int
+    entries: int
+
+    def __add__(self, other):  # type: ignore[override]
+        return Sums(*[a + b for a, b in zip(self, other, strict=True)])
+
+
+def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 13) -> Sums:
+    """The sums over one piece, taus (tasks, entries) and delta (entries,); in blocks that a cache holds."""
+    tasks, found = len(taus), []
+    for start in range(0, delta.size, block):
+        x, d = taus[:, start : start + block], delta[start : start + block]
+        apart = (x.max(0) > 0) & (x.min(0) < 0)
+        found.append((x @ x.T, x @ d, d @ d, np.count_nonzero(apart), np.count_nonzero(d)))
+    if not found:
+        return Sums(np.zeros((tasks, tasks)), np.zeros(tasks), 0.0, 0, 0, 0)
+    summed = (np.sum(np.stack(part).astype(np.float64), 0) for part in zip(*found, strict=True))
+    gram, shares, square, conflicts, kept = summed
+    return Sums(gram, shares, float(square), int(conflicts), int(kept), delta.size)
+
+
+def told(sums_: Sums) -> dict[str, Any]:
+    """Norms and cosines of the task vectors, the step's norm, the share of entries where signs conflict, the share that
+    the step changes, and the coefficients of its projection on the task vectors (least squares)."""
+    norms = np.sqrt(np.diagonal(sums_.gram))
+    lengths = np.maximum(norms[:, None] * norms[None, :], np.finfo(np.float64).tiny)
+    finite = np.isfinite(sums_.gram).all() and np.isfinite(sums_.shares).all()
+    inverse = np.linalg.pinv(sums_.gram, rcond=1e-7, hermitian=True) if finite else sums_.gram * np.nan
+    coefficients = inverse @ sums_.shares
+    count = max(sums_.entries, 1)
+    return {"norms": _numbers(norms), "cosines": [_numbers(row) for row in sums_.gram / lengths],
+            "step_norm": _number(np.sqrt(sums_.square)), "sign_conflicts": sums_.conflicts / count,
+            "kept": sums_.kept / count, "coefficients": _numbers(coefficients)}
+
+
+def _numbers(row) -> list[float | None]:
+    return [_number(x) for x in row]
+
+
+def _number(x) -> float | None:
+    return float(f"{x:.7g}") if np.isfinite(x) else None

@@ -1,0 +1,195 @@
+"""Merges checkpoints from disk to disk: base and models in, a directory that loads in `transformers` and here out.
+
+θ = θ0 + operator(θ_1 − θ0, …, θ_T − θ0), for every operator, with exact whole-model statistics, in memory that does not
+grow with the models.
+"""
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from tvjax.disk import cards, drive, planning, recipe, workdir, writers
+from tvjax.disk import ledger as ledgers
+from tvjax.disk.deltas import Deltas
+from tvjax.disk.headers import DTYPES
+from tvjax.disk.match import check_tied, match
+from tvjax.disk.readers import Opened, TensorInfo, open_checkpoint
+from tvjax.disk.recipe import Recipe
+from tvjax.merging import plan as plans
+from tvjax.merging.operator import Operator
+
+
+class Ready(NamedTuple):
+    """A merge whose headers are read and fit."""
+
+    recipe: Recipe
+    out: Path
+    work: Path
+    task: drive.Task
+    plan: planning.Plan
+    side: dict[str, bytes]
+    notes: list[str]
+
+    def describe(self) -> str:
+        """The plan in words."""
+        task = self.task
+        return planning.describe(self.plan, task.base, task.models, task.matched, task.files)
+
+
+def merge_checkpoints(base: str | os.PathLike, models: Mapping[str, Any] | Sequence[Any] | str, out: str | os.PathLike,
+                      operator: Operator | str = "ties", *, say: Callable[[str], Any] = print,
+                      progress: bool | None = None, data: Mapping[str, Any] | None = None, **settings: Any) -> Path:
+    """Merges `models` into the new directory `out` and returns it.
+
+    base, models: Hugging Face directories, safetensors files, shard indices or hub ids; models as a list, a mapping
+    of names, or a string `a=A,b=B`. A model's name (the last part of its path unless given) is its task's: random draws
+    belong to it, to the tensor's name in the base and to the entry, and to nothing else. operator: an operator, or
+    a method's name with its numbers in `options`. settings: the other fields of `Recipe`. data: trees by name that the
+    operator needs. say: takes the plan and other lines. progress: whether a bar is shown (by default on terminals).
+
+    An interrupted merge goes on when called again. Raises ValueError with one sentence, and leaves nothing behind, for
+    inputs that are broken or do not fit, entries that are not finite, an `out` that holds anything else.
+    """
+    chosen = Recipe(base=os.fspath(base), models=recipe.named(models), method=operator, **settings)
+    return run(chosen, out, say=say, progress=progress, data=data)
+
+
+def run(recipe_: Recipe, out: str | os.PathLike, *, say: Callable[[str], Any] = print, progress: bool | None = None,
+        data: Mapping[str, Any] | None = None, command: str = "") -> Path:
+    """Carries a recipe out; see `merge_checkpoints`."""
+    with contextlib.closing(prepare(recipe_, out, data=data)) as held:
+        ready = held.ready
+        say(ready.describe())
+        if workdir.finished_before(ready.out, ready.task.head["merge"]):
+            say(f"{ready.out} holds this merge already")
+            return ready.out
+        past = workdir.begun_before(ready.work, ready.task.head["merge"])
+        _check_room(ready, past)
+        with workdir.working(ready.work), _bar(ready, progress) as bar:
+            held.counter.bar = bar
+            _check_tied(ready.task)
+            with jax.enable_x64(recipe_.compute_dtype == "float64"):
+                drive.drive(ready.task, ready.work, past, data or {})
+            _finish(ready, command or shlex.join(["python", *sys.argv]))
+    say(f"written: {ready.out}")
+    return ready.out
+
+
+class prepare:
+    """Opens and checks all that a recipe names, from headers alone; `ready` is the result, `close` lets the files go.
+
+    Raises ValueError with every problem at once.
+    """
+
+    def __init__(self, recipe_: Recipe, out: str | os.PathLike, *, data: Mapping[str, Any] | None = None):
+        self.opened: list[Opened] = []
+        self.counter = drive.Counter(_NoBar())
+        try:
+            self.ready = self._ready(recipe_, out, data)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for opened in self.opened:
+            opened.close()
+
+    def _ready(self, recipe_: Recipe, out, data) -> Ready:
+        operator = recipe_.operator()
+        place = workdir.place(out)
+        base, models = self._open(recipe_)
+        matched = match(base, models, only=recipe_.only, exclude=recipe_.exclude, policies=recipe_.policies)
+        problems = list(matched.problems)
+        if needed := sorted(plans.wanted(operator) - set(data or {})):
+            problems.append(f"this operator needs data that no checkpoint holds: {', '.join(needed)}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        source = Deltas(base, list(models.values()), matched.places, matched.merged, self.counter)
+        if recipe_.compute_dtype == "float64":
+            source.dtypes = dict.fromkeys(source.dtypes, DTYPES["F64"])
+        files = writers.shards(_outputs(recipe_, base, matched), writers.size_in_bytes(recipe_.max_shard_size))
+        side, notes = cards.side_files(base, models, recipe_)
+        matched.notes.extend(notes)
+        inputs = {label: dict(opened.identity) for label, opened in {"": base, **models}.items()}
+        versions = planning.versions()
+        head = {"merge": recipe.identity(recipe_, inputs, versions), "inputs": inputs, "versions": versions}
+        task = drive.Task(operator, source, base, models, matched, files, recipe_.allow_nonfinite, head)
+        return Ready(recipe_, *place, task, planning.plan(operator, source, matched, files, place[0]), side, notes)
+
+    def _open(self, recipe_: Recipe) -> tuple[Opened, dict[str, Opened]]:
+        found, problems = {}, []
+        for label, where in {"": recipe_.base, **recipe_.models}.items():
+            try:
+                found[label] = open_checkpoint(where)
+                self.opened.append(found[label])
+            except (ValueError, OSError) as error:
+                problems.append(str(error))
+        if problems:
+            raise ValueError("; ".join(dict.fromkeys(problems)))
+        return found.pop(""), found
+
+
+def _outputs(recipe_: Recipe, base: Opened, matched) -> dict[str, TensorInfo]:
+    """What the output holds: the base's tensors but the tied ones, in its dtypes or in the one asked for."""
+    kinds = {dtype.name: dtype for dtype in DTYPES.values()}
+    chosen = kinds.get(recipe_.out_dtype)
+    kept = {name: base.tensors[name] for name in (*matched.merged, *matched.copied)}
+    cast = set(matched.merged) if chosen else set()
+    return {name: TensorInfo(info.shape, chosen) if chosen and name in cast else info for name, info in kept.items()}
+
+
+def _check_room(ready: Ready, past) -> None:
+    there = sum(file.stat().st_size for file in os.scandir(ready.work)) if past else 0
+    needed = ready.plan.bytes_written - there
+    if needed > ready.plan.free:
+        raise ValueError(f"the disk of {ready.out} is too full: the merge takes {planning.gigabytes(needed)}, "
+                         f"{planning.gigabytes(ready.plan.free)} are free")
+
+
+def _check_tied(task: drive.Task) -> None:
+    for label, opened in {"the base": task.base, **task.models}.items():
+        check_tied(task.matched.tied, opened, label)
+
+
+def _bar(ready: Ready, progress: bool | None):
+    from tqdm import tqdm
+
+    total, hidden = ready.plan.bytes_once * ready.plan.passes, None if progress is None else not progress
+    return tqdm(total=total, unit="B", unit_scale=True, desc="merging", disable=hidden, leave=False, dynamic_ncols=True)
+
+
+class _NoBar:
+    def update(self, count: int) -> None:
+        pass
+
+
+def _finish(ready: Ready, command: str) -> None:
+    """The files beside the shards, a look at the whole, and the directory's name."""
+    task, work = ready.task, ready.work
+    if len(task.files) > 1:
+        workdir.write_whole(work / "model.safetensors.index.json", writers.index(task.files).encode())
+    for name, content in ready.side.items():
+        workdir.write_whole(work / name, content)
+    text = cards.card(ready.recipe, task.base, task.models, task.matched, command=command,
+                      versions=task.head["versions"], notes=ready.notes)
+    workdir.write_whole(work / "README.md", text.encode())
+    workdir.write_whole(work / recipe.NAME, recipe.to_yaml(ready.recipe).encode())
+    _look(work, task)
+    writers.sync_folder(work)
+    workdir.publish(work, ready.out)
+    writers.sync_folder(ready.out.parent)
+
+
+def _look(work: Path, task: drive.Task) -> None:
+    """Opens what was written as any reader would."""
+    made = open_checkpoint(work)
+    made.close()
+    wanted = {name: info for shard in task.files for name, info in shard.tensors.items()}
+    past = ledgers.read(work / ledgers.NAME)
+    if dict(made.tensors) != wanted or past is None or set(past.tensors) != set(wanted):
+        raise OSError(f"{work} does not hold what was written into it")
