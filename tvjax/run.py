@@ -99,12 +99,16 @@ def logger():
 
 
 def run(config, folder=None, *, say=print):
-    """Experiment, tables, figures, report; returns the rows, which are in `folder`/results.jsonl."""
+    """Experiment, tables, figures, report; returns the rows, which are in `folder`/results.jsonl. Or a disk's merge."""
+    command = shlex.join(["python", "-m", "tvjax.run", *sys.argv[1:]])
+    if config.get("job") == "merge":
+        from tvjax.disk import job
+        return job.run(config, say=say, command=command)
     from tvjax import experiment, report, results
     experiment.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
     rows = experiment.run(config, folder, say=say)
-    made = report.write(folder, command=shlex.join(["python", "-m", "tvjax.run", *sys.argv[1:]]))
+    made = report.write(folder, command=command)
     print(results.markdown(experiment.final_table(rows, max(config.counts)), scale=100))
     say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
     return rows

@@ -115,7 +115,7 @@ def _joined(parts: list[Made], dtype):
     out = np.empty((*first.shape[:-1], math.prod(leaf.shape)), dtype)
     for part in parts:
         out[..., part.start : part.stop] = part.result
-    return out.reshape(*out.shape[:-1], *leaf.shape)
+    return out.reshape((*out.shape[:-1], *leaf.shape))
 
 
 # ---------------------------------------------------------------- pieces of leaves
