@@ -181,7 +181,6 @@ h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid #ddd;padding-
 .alarm{background:#b00020;color:#fff;font-weight:600;padding:.7rem 1rem;border-radius:4px}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
 th,td{padding:.28rem .55rem;text-align:right;white-space:nowrap}thead th{border-bottom:2px solid #444;font-weight:600}
-
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
 tbody tr{border-bottom:1px solid #eee}tbody th{font-weight:500}
 td:nth-child(3){background:#f6f8fa}tr.anchor{color:#777}
