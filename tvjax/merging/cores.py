@@ -1,6 +1,8 @@
-"""Merging in a shared basis: small cores C_t with X_t = P C_t Qᵀ are merged by any operator, and the result is lifted back.
+"""Merging in a shared basis: small cores C_t with X_t = P C_t Qᵀ are merged by any operator, and the result is lifted
+back.
 
-KnOTS (one-sided, arXiv:2410.19735), core space (two-sided, arXiv:2509.17786) and DC-Merge (orthonormal bases of the tasks' leading triplets). On
+KnOTS (one-sided, arXiv:2410.19735), core space (two-sided, arXiv:2509.17786) and DC-Merge (orthonormal bases of the
+tasks' leading triplets). On
 low-rank leaves none of them ever forms a dense matrix.
 """
 import dataclasses
@@ -19,7 +21,7 @@ from tvjax.merging.lowrank import LowRank, is_low_rank
 from tvjax.merging.numbers import Entries
 from tvjax.merging.operator import Operator, matrix, on, step
 from tvjax.merging.signs import ties
-from tvjax.merging.spectral import task_rank, tsv_m
+from tvjax.merging.spectral import check_count, task_rank, tsv_m
 from tvjax.merging.statistics import Sum, static
 
 
@@ -27,7 +29,8 @@ from tvjax.merging.statistics import Sum, static
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cores:
-    """P·core·Qᵀ: core (tasks, k, l) before a reduction and (k, l) after it, P (rows, k), Q (columns, l) or None for none.
+    """P·core·Qᵀ: core (tasks, k, l) before a reduction and (k, l) after it, P (rows, k), Q (columns, l) or None for
+    none.
 
     start: the cores as they were, where a later step asks for them.
     """
@@ -133,7 +136,8 @@ def _left(x, solver, start):
 
 
 def _both(x, solver, start):
-    """P from the left singular vectors of the B_t (or X_t) side by side, Q from the right ones of the A_t (or X_t) below each other."""
+    """P from the left singular vectors of the B_t (or X_t) side by side, Q from the right ones of the A_t (or X_t)
+    below each other."""
     B, A = (x.B, x.A) if is_low_rank(x) else (x, x)
     P = svd(side_by_side(B), solver=solver).U
     Q = svd(A.reshape(-1, A.shape[-1]), solver=solver).V
@@ -142,7 +146,8 @@ def _both(x, solver, start):
 
 
 def _cover(x, rho, smoothing, per_task, rank, solver, start):
-    """The leading triplets of every task with smoothed singular values, in the orthonormal bases nearest to all of them."""
+    """The leading triplets of every task with smoothed singular values, in the orthonormal bases nearest to all of
+    them."""
     f = svd(x, k=per_task or task_rank(x), rank=rank, solver=solver)
     P, Q = (polar(side_by_side(side), rank=rank, solver=solver) for side in (f.U, f.V))
     s = smoothed(f.s, rho, smoothing, rank)
@@ -151,7 +156,8 @@ def _cover(x, rho, smoothing, per_task, rank, solver, start):
 
 
 def smoothed(s, rho, smoothing: str, rank: str = "numerical"):
-    """Singular values (tasks, k) of the same sum, "average": all equal; "linear": falling evenly to 1 / min(rho, s_1 / s_k) of the first."""
+    """Singular values (tasks, k) of the same sum, "average": all equal; "linear": falling evenly to 1 / min(rho, s_1 /
+    s_k) of the first."""
     there = kept(s, rank)
     count = jnp.maximum(there.sum(-1, keepdims=True), 1)
     if smoothing == "average":
@@ -172,31 +178,44 @@ def _blocks(state: Cores, tasks):
 
 # ---------------------------------------------------------------- methods
 def knots(*, inner: Operator | None = None, solver: str = "auto") -> Operator:
-    """KnOTS (Stoica et al., 2024, arXiv:2410.19735): the parts S V_tᵀ of one SVD of [X_1 … X_T], merged by `inner` and put behind U.
+    """KnOTS (Stoica et al., 2024, arXiv:2410.19735): the parts S V_tᵀ of one SVD of [X_1 … X_T], merged by `inner` and
+    put behind U.
 
-    inner: an operator that reduces over tasks (ties() by default); its statistics run over the cores of all matrices, as in the authors' code.
-    Other leaves are averaged. A trim counts the entries of the cores: for adapters use `LowRank` leaves, whose cores have no empty rows.
+    inner: an operator that reduces over tasks (ties() by default); its statistics run over the cores of all matrices,
+    as in the authors' code.
+    Other leaves are averaged. A trim counts the entries of the cores: for adapters use `LowRank` leaves, whose cores
+    have no empty rows.
     """
-    return through(_left, ties() if inner is None else inner, chosen={"solver": options("numerical", solver)["solver"]})
+    inner = ties() if inner is None else inner
+    return through(_left, inner, chosen={"solver": options("numerical", solver)["solver"]})
 
 
 def core_space(*, inner: Operator | None = None, solver: str = "auto") -> Operator:
-    """Core space (Panariello et al., 2025, arXiv:2509.17786): U_Bᵀ B_t A_t V_A in shared bases of all B and all A, merged by `inner`.
+    """Core space (Panariello et al., 2025, arXiv:2509.17786): U_Bᵀ B_t A_t V_A in shared bases of all B and all A,
+    merged by `inner`.
 
-    inner: an operator that reduces over tasks (tsv_m() by default). Low-rank leaves stay low-rank, of rank tasks·rank; dense ones are only turned.
+    inner: an operator that reduces over tasks (tsv_m() by default). Low-rank leaves stay low-rank, of rank tasks·rank;
+    dense ones are only turned.
     """
-    return through(_both, tsv_m() if inner is None else inner, chosen={"solver": options("numerical", solver)["solver"]})
+    inner = tsv_m() if inner is None else inner
+    return through(_both, inner, chosen={"solver": options("numerical", solver)["solver"]})
 
 
 def dc_merge(*, scale=1.0, inner: Operator | None = None, smoothing: str = "average", rho=5.0, mask: str = "block",
              per_task: int | None = None, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """DC-Merge (CVPR 2026): each task's leading triplets with smoothed singular values, merged in bases that cover all of them.
+    """DC-Merge (CVPR 2026): each task's leading triplets with smoothed singular values, merged in bases that cover all
+    of them.
 
-    inner: merges the cores; total() by default. For adapters the authors use top(density=0.001, scope="leaf") | agree(zero="none") |
-    nonzero_mean(), with smoothing="linear". smoothing: "average" or "linear" (greatest over least at most rho, ≥ 1). mask: "block" keeps each
+    inner: merges the cores; total() by default. For adapters the authors use top(density=0.001, scope="leaf") |
+    agree(zero="none") |
+    nonzero_mean(), with smoothing="linear". smoothing: "average" or "linear" (greatest over least at most rho, ≥ 1).
+    mask: "block" keeps each
     task's own block of the merged core, "none" all of it. scale, per_task, rank, solver: see `tsv_m`.
     """
-    chosen = options(rank, solver) | {"smoothing": choice("smoothing", smoothing, ("average", "linear")), "per_task": per_task}
-    block = [step(_blocks, needs=("tasks",), entrywise=False)] if choice("mask", mask, ("block", "none")) == "block" else []
-    merge = through(_cover, total() if inner is None else inner, *block, chosen=chosen, rho=within("rho", rho, 1, float("inf")))
+    chosen = options(rank, solver) | {"smoothing": choice("smoothing", smoothing, ("average", "linear"))}
+    chosen |= {"per_task": check_count("per_task", per_task)}
+    masked = choice("mask", mask, ("block", "none")) == "block"
+    block = [step(_blocks, needs=("tasks",), entrywise=False)] if masked else []
+    inner = total() if inner is None else inner
+    merge = through(_cover, inner, *block, chosen=chosen, rho=within("rho", rho, 1, float("inf")))
     return merge | scaled(by=scale)

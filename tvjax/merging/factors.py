@@ -1,10 +1,13 @@
 """Singular value decompositions and polar factors of matrices, dense or low-rank: X = U diag(s) Vᵀ, polar(X) = U Vᵀ.
 
-Spectra are cut at their numerical rank by default: directions of the null space are an arbitrary choice of the linear-algebra library, and have no
+Spectra are cut at their numerical rank by default: directions of the null space are an arbitrary choice of the
+linear-algebra library, and have no
 place in a merge. `rank="official"` keeps them, as the authors' codes do.
 
-Two solvers. "svd" is the library's. "gram" takes the eigenvectors of the smaller Gram matrix, several times faster but with the condition number
-squared: good for leading triplets and well-conditioned matrices. "auto" uses it where it pays, checks the singular values that it found, and
+Two solvers. "svd" is the library's. "gram" takes the eigenvectors of the smaller Gram matrix, several times faster but
+with the condition number
+squared: good for leading triplets and well-conditioned matrices. "auto" uses it where it pays, checks the singular
+values that it found, and
 repeats with "svd" where they are too small to trust.
 """
 import dataclasses
@@ -26,7 +29,8 @@ SMALL = 64  # below this the library's SVD costs nothing worth saving
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """U diag(s) Vᵀ with U (..., rows, k), s (..., k), V (..., columns, k); `low_rank` if it came from, and goes back to, a low-rank leaf."""
+    """U diag(s) Vᵀ with U (..., rows, k), s (..., k), V (..., columns, k); `low_rank` if it came from, and goes back
+    to, a low-rank leaf."""
 
     U: Any
     s: Any
@@ -55,12 +59,14 @@ def turned(a):
 
 
 def svd(x, *, k: int | None = None, rank: str = "numerical", solver: str = "auto") -> Factors:
-    """The k leading singular triplets (all by default) of a matrix or of each of a stack; triplets beyond the numerical rank are zeroed."""
+    """The k leading singular triplets (all by default) of a matrix or of each of a stack; triplets beyond the numerical
+    rank are zeroed."""
     k = full_rank(x) if k is None else min(k, full_rank(x))
     solver = "svd" if rank == "official" else solver
     if is_low_rank(x):
         if rank == "official":
-            raise ValueError("rank='official' takes directions of the null space, which a low-rank leaf does not have; use rank='numerical'")
+            wanted = "directions of the null space, which a low-rank leaf does not have"
+            raise ValueError(f"rank='official' takes {wanted}; use rank='numerical'")
         U, s, V = _of_factors(x, k)
     else:
         one = lambda matrix: _thin(matrix, k, solver)
@@ -70,7 +76,8 @@ def svd(x, *, k: int | None = None, rank: str = "numerical", solver: str = "auto
 
 
 def kept(s, rank: str = "numerical"):
-    """1 for singular values above the numerical rank's tolerance (8ε√k of the largest), 0 below; all 1 for rank="official"."""
+    """1 for singular values above the numerical rank's tolerance (8ε√k of the largest), 0 below; all 1 for
+    rank="official"."""
     if rank == "official":
         return jnp.ones_like(s)
     return (s > _tolerance(s) * s.max(-1, keepdims=True)).astype(s.dtype)
@@ -117,7 +124,8 @@ def _exact(x, k: int):
 
 
 def _by_gram(x, k: int):
-    """Leading triplets of a wide matrix: U from X Xᵀ, then diag(s) Vᵀ = Uᵀ X, whose norms are s to the precision of X itself."""
+    """Leading triplets of a wide matrix: U from X Xᵀ, then diag(s) Vᵀ = Uᵀ X, whose norms are s to the precision of X
+    itself."""
     size = _unit(x)
     x = x / size
     U = jnp.linalg.eigh(product(x, x.T))[1][:, ::-1][:, :k]
@@ -133,13 +141,15 @@ def _unit(x):
 
 
 def _trusted(s):
-    """Whether all singular values are large enough for a Gram matrix (24√ε of the largest: an error of about 1e-4 in the last vectors), or null."""
+    """Whether all singular values are large enough for a Gram matrix (24√ε of the largest: an error of about 1e-4 in
+    the last vectors), or null."""
     relative = s / jnp.maximum(s.max(), jnp.finfo(s.dtype).tiny)
     return ((relative > 24 * jnp.finfo(s.dtype).eps ** 0.5) | (relative <= _tolerance(s))).all()
 
 
 def _checked(fine, quick, exact):
-    """`quick` where it is fine, exact() elsewhere: a loop of at most one turn, which, unlike a branch, costs nothing under `vmap` if all are fine."""
+    """`quick` where it is fine, exact() elsewhere: a loop of at most one turn, which, unlike a branch, costs nothing
+    under `vmap` if all are fine."""
     return jax.lax.while_loop(lambda state: ~state[0], lambda _: (jnp.array(True), exact()), (fine, quick))[1]
 
 
@@ -153,7 +163,8 @@ def _of_factors(x: LowRank, k: int):
 
 # ---------------------------------------------------------------- polar factors
 def polar(a, *, rank: str = "numerical", solver: str = "auto"):
-    """U Vᵀ of a matrix: its nearest with orthonormal columns (or rows); directions beyond the numerical rank are left out."""
+    """U Vᵀ of a matrix: its nearest with orthonormal columns (or rows); directions beyond the numerical rank are left
+    out."""
     return _polar(a, rank, "svd" if rank == "official" else solver)
 
 
@@ -175,7 +186,8 @@ def _polar_exact(a, rank):
 
 
 def _polar_by_gram(a):
-    """Whether it can be trusted, and A (AᵀA)^-½, made orthonormal by two Newton–Schulz steps and turned until QᵀA is symmetric."""
+    """Whether it can be trusted, and A (AᵀA)^-½, made orthonormal by two Newton–Schulz steps and turned until QᵀA is
+    symmetric."""
     a = a / _unit(a)
     V = jnp.linalg.eigh(product(a.T, a))[1]
     B = product(a, V)
@@ -198,7 +210,8 @@ def _newton_schulz(C):
 
 @_polar.defjvp
 def _polar_jvp(rank, solver, primals, tangents):
-    """dQ = U ((M − Mᵀ)/(s_i + s_j)) Vᵀ + (1 − U Uᵀ) dA V diag(1/s) Vᵀ + U diag(1/s) Uᵀ dA (1 − V Vᵀ), M = Uᵀ dA V: finite for equal values."""
+    """dQ = U ((M − Mᵀ)/(s_i + s_j)) Vᵀ + (1 − U Uᵀ) dA V diag(1/s) Vᵀ + U diag(1/s) Uᵀ dA (1 − V Vᵀ), M = Uᵀ dA V:
+    finite for equal values."""
     [a], [da] = primals, tangents
     U, s, V = _exact(a, min(a.shape))
     keep = kept(s, rank)

@@ -44,6 +44,8 @@ class LowRank:
         return LowRank(jnp.concatenate([self.B, other.B], -1), jnp.concatenate([self.A, other.A], -2))
 
     def __mul__(self, by):
+        if is_low_rank(by):
+            raise TypeError("the entries of low-rank matrices are not there to be multiplied")
         return LowRank(self.B * by, self.A)
 
     __rmul__ = __mul__

@@ -1,6 +1,7 @@
 """Merges that solve for a matrix: min_W Σ_t w_t ‖(W − X_t) G_t^½‖² has the solution W = (Σ w_t X_t G_t)(Σ w_t G_t)⁻¹.
 
-The Grams G_t come from the task vectors themselves, X_tᵀ X_t (WUDI, ACTMat, SWUDI, ASWUDI), or from data (RegMean); with diagonals in place of
+The Grams G_t come from the task vectors themselves, X_tᵀ X_t (WUDI, ACTMat, SWUDI, ASWUDI), or from data (RegMean);
+with diagonals in place of
 matrices it is the Fisher-weighted average. Other leaves are averaged.
 """
 from collections.abc import Callable
@@ -19,20 +20,25 @@ RIDGES = ("relative", "absolute")
 
 # ---------------------------------------------------------------- from the task vectors alone
 def wudi(*, scale=1.0, ridge=1e-8, units: str = "relative") -> Operator:
-    """The minimum of WUDI's objective (arXiv:2503.08099) in closed form: (Σ w_t X_t G_t)(Σ w_t G_t + ridge)⁻¹, w_t = 1/‖X_t‖², G_t = X_tᵀX_t.
+    """The minimum of WUDI's objective (arXiv:2503.08099) in closed form: (Σ w_t X_t G_t)(Σ w_t G_t + ridge)⁻¹, w_t =
+    1/‖X_t‖², G_t = X_tᵀX_t.
 
-    ridge: added to the eigenvalues, ≥ 0. units: "relative" to their mean, and leaving out those of rounding, so that the result scales with the
-    task vectors; "absolute" as published. The authors stop an optimizer early instead, which `swudi` describes. scale: multiplies the result.
+    ridge: added to the eigenvalues, ≥ 0. units: "relative" to their mean, and leaving out those of rounding, so that
+    the result scales with the
+    task vectors; "absolute" as published. The authors stop an optimizer early instead, which `swudi` describes. scale:
+    multiplies the result.
 
     >>> wudi(ridge=0.0)({"w": jnp.array([[[1.0, 0.0]], [[0.0, 2.0]]])})["w"].round(5).tolist()
     [[1.0, 2.0]]
     """
-    return _solved(_closed, scale, {"weigh": True, "units": choice("units", units, RIDGES)}, ridge=_floor("ridge", ridge))
+    chosen = {"weigh": True, "units": choice("units", units, RIDGES)}
+    return _solved(_closed, scale, chosen, ridge=_floor("ridge", ridge))
 
 
 def actmat(*, scale=1.0, ridge=1e-8, units: str = "relative") -> Operator:
     """ACTMat: `wudi` without the weights 1/‖X_t‖², (Σ X_t X_tᵀX_t)(Σ X_tᵀX_t + ridge)⁻¹; options as there."""
-    return _solved(_closed, scale, {"weigh": False, "units": choice("units", units, RIDGES)}, ridge=_floor("ridge", ridge))
+    chosen = {"weigh": False, "units": choice("units", units, RIDGES)}
+    return _solved(_closed, scale, chosen, ridge=_floor("ridge", ridge))
 
 
 def _closed(x, ridge, weigh, units):
@@ -45,9 +51,11 @@ def _closed(x, ridge, weigh, units):
 
 
 def swudi(*, scale=1.0, t=300.0, rho=0.65) -> Operator:
-    """SWUDI: gradient descent on WUDI's objective from Σ τ for a time t, along the leading eigenvectors of Σ w_t G_t, in closed form.
+    """SWUDI: gradient descent on WUDI's objective from Σ τ for a time t, along the leading eigenvectors of Σ w_t G_t,
+    in closed form.
 
-    With eigenvalues e and vectors V: S − S V h Vᵀ + (Σ w_t X_t G_t) V (h/e) Vᵀ, h = 1 − exp(−e·t) on the share rho of the largest, else 0.
+    With eigenvalues e and vectors V: S − S V h Vᵀ + (Σ w_t X_t G_t) V (h/e) Vᵀ, h = 1 − exp(−e·t) on the share rho of
+    the largest, else 0.
     t: > 0; 300 … 1800. rho: in (0, 1]. scale: multiplies the result.
     """
     return _solved(_filtered, scale, {}, t=within("t", t, 0, float("inf"), open_low=True), rho=share("rho", rho))
@@ -62,7 +70,8 @@ def _filtered(x, t, rho):
 
 
 def aswudi(*, scale=1.0) -> Operator:
-    """ASWUDI: `swudi` to its end (h = 1) along the K = ⌈(Σ√e)² / Σe⌉ leading eigenvectors; it has no hyper-parameter but the scale."""
+    """ASWUDI: `swudi` to its end (h = 1) along the K = ⌈(Σ√e)² / Σe⌉ leading eigenvectors; it has no hyper-parameter
+    but the scale."""
     return _solved(_adaptive, scale, {})
 
 
@@ -86,7 +95,8 @@ def _largest(e, count):
 
 
 def moments(x, weigh: bool):
-    """Σ w_t X_t X_tᵀ X_t (rows, columns) and Σ w_t X_tᵀ X_t (columns, columns) of a stack; w_t = 1/‖X_t‖² or 1, 0 for a zero matrix."""
+    """Σ w_t X_t X_tᵀ X_t (rows, columns) and Σ w_t X_tᵀ X_t (columns, columns) of a stack; w_t = 1/‖X_t‖² or 1, 0 for a
+    zero matrix."""
     squares = (x * x).sum((1, 2))
     weights = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0) if weigh else jnp.ones_like(squares)
     y = weights[:, None, None] * x
@@ -97,7 +107,8 @@ def moments(x, weigh: bool):
 
 
 def spectrum(gram):
-    """Ascending eigenvalues (not below 0) and eigenvectors of a Gram matrix, and 1 for those above rounding (8ε√n of the largest)."""
+    """Ascending eigenvalues (not below 0) and eigenvectors of a Gram matrix, and 1 for those above rounding (8ε√n of
+    the largest)."""
     e, V = jnp.linalg.eigh(gram)
     e = jnp.maximum(e, 0)
     return e, V, (e > 8 * jnp.finfo(e.dtype).eps * len(e) ** 0.5 * e.max()).astype(e.dtype)
@@ -113,10 +124,13 @@ def _floor(name: str, value):
 
 # ---------------------------------------------------------------- with statistics of data
 def regmean(*, scale=1.0, off_diagonal=0.95, ridge=1e-6, where: Callable = matrix) -> Operator:
-    """RegMean (Jin et al., 2022, arXiv:2212.09849): (Σ X_t G_t)(Σ G_t)⁻¹ with G_t = E[a aᵀ] of the inputs a of the layer; other leaves averaged.
+    """RegMean (Jin et al., 2022, arXiv:2212.09849): (Σ X_t G_t)(Σ G_t)⁻¹ with G_t = E[a aᵀ] of the inputs a of the
+    layer; other leaves averaged.
 
-    Data: `gram`, a tree with (tasks, in, in) for each leaf of shape (out, in) that `where(name, shape)` selects (all matrices by default).
-    off_diagonal: what off-diagonal entries are multiplied by, in [0, 1]. ridge: pulls to the average, relative to the mean eigenvalue.
+    Data: `gram`, a tree with (tasks, in, in) for each leaf of shape (out, in) that `where(name, shape)` selects (all
+    matrices by default).
+    off_diagonal: what off-diagonal entries are multiplied by, in [0, 1]. ridge: pulls to the average, relative to the
+    mean eigenvalue.
     """
     within("off_diagonal", off_diagonal, 0, 1)
     solve = step(_regmean, needs=("gram",), entrywise=False, off_diagonal=off_diagonal, ridge=_floor("ridge", ridge))
@@ -124,12 +138,13 @@ def regmean(*, scale=1.0, off_diagonal=0.95, ridge=1e-6, where: Callable = matri
 
 
 def _regmean(x, off_diagonal, ridge, gram):
-    if gram.shape != (x.shape[0], x.shape[2], x.shape[2]):
-        raise ValueError(f"a Gram matrix of inputs for each task has shape {(x.shape[0], x.shape[2], x.shape[2])}; got {gram.shape}")
+    shape = (x.shape[0], x.shape[2], x.shape[2])
+    if gram.shape != shape:
+        raise ValueError(f"gram holds a matrix of inputs for each task and has shape {shape}; got {gram.shape}")
     gram = jnp.asarray(gram).astype(x.dtype)
     average = sum_tasks(x) / x.shape[0]
-    within_diagonal = jnp.eye(x.shape[2], dtype=x.dtype)[None]
-    gram = gram * jnp.where(within_diagonal > 0, 1, jnp.asarray(off_diagonal).astype(x.dtype))
+    diagonal = jnp.eye(x.shape[2], dtype=x.dtype)[None]
+    gram = gram * jnp.where(diagonal > 0, 1, jnp.asarray(off_diagonal).astype(x.dtype))
     e, V, there = spectrum(sum_tasks(gram))
     moment = sum_tasks(product(x - average[None], gram))
     inverse = there / jnp.where(there > 0, e + ridge * e.mean(), 1)
@@ -137,9 +152,11 @@ def _regmean(x, off_diagonal, ridge, gram):
 
 
 def fisher(*, scale=1.0, floor=0.0) -> Operator:
-    """The Fisher-weighted average (Matena and Raffel, 2021, arXiv:2111.09832): Σ F_t τ_t / Σ F_t entry by entry; the average where all F are 0.
+    """The Fisher-weighted average (Matena and Raffel, 2021, arXiv:2111.09832): Σ F_t τ_t / Σ F_t entry by entry; the
+    average where all F are 0.
 
-    Data: `fisher`, a tree shaped as the stack, (tasks, ...) for each leaf, of values ≥ 0. floor: least value that counts.
+    Data: `fisher`, a tree shaped as the stack, (tasks, ...) for each leaf, of values ≥ 0. floor: least value that
+    counts.
 
     >>> fisher()({"w": jnp.array([[1.0], [5.0]])}, fisher={"w": jnp.array([[3.0], [1.0]])})["w"].tolist()
     [2.0]

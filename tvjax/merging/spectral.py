@@ -1,6 +1,8 @@
-"""Operators on the singular values of each matrix: TSV-M, Iso-C, Iso-CTS, CART and the calibration SVC; other leaves are averaged.
+"""Operators on the singular values of each matrix: TSV-M, Iso-C, Iso-CTS, CART and the calibration SVC; other leaves
+are averaged.
 
-Steps: take triplets of every task (`share_factors`, `split_common`), make them orthonormal (`whiten`), set their singular values
+Steps: take triplets of every task (`share_factors`, `split_common`), make them orthonormal (`whiten`), set their
+singular values
 (`flatten_spectrum`), put the matrix together (`rebuild`). In between a matrix is kept as `Factors` U diag(s) Vᵀ.
 """
 import dataclasses
@@ -18,8 +20,10 @@ from tvjax.merging.operator import Operator, identity, matrix, on, step
 
 # ---------------------------------------------------------------- steps
 def share_factors(*, per_task: int | None = None, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """The leading singular triplets of every task, side by side; per_task: how many (⌊min(rows, columns) / tasks⌋, at least 1, by default)."""
-    return step(_share_factors, options=options(rank, solver) | {"per_task": _count("per_task", per_task)}, entrywise=False)
+    """The leading singular triplets of every task, side by side; per_task: how many (⌊min(rows, columns) / tasks⌋, at
+    least 1, by default)."""
+    chosen = options(rank, solver) | {"per_task": check_count("per_task", per_task)}
+    return step(_share_factors, options=chosen, entrywise=False)
 
 
 def _share_factors(x, rank, solver, per_task):
@@ -27,7 +31,8 @@ def _share_factors(x, rank, solver, per_task):
 
 
 def task_rank(x) -> int:
-    """How many triplets each task of a stack gets if they share those of one matrix: ⌊min(rows, columns) / tasks⌋, at least 1."""
+    """How many triplets each task of a stack gets if they share those of one matrix: ⌊min(rows, columns) / tasks⌋, at
+    least 1."""
     return max(1, min(x.shape[1:]) // x.shape[0])
 
 
@@ -37,11 +42,13 @@ def gathered(f: Factors) -> Factors:
 
 
 def split_common(*, common: float = 0.8, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """Leading triplets of Σ τ, beside those of every task outside of their column space: Factors of min(rows, columns) triplets in all.
+    """Leading triplets of Σ τ, beside those of every task outside of their column space: Factors of min(rows, columns)
+    triplets in all.
 
     common: share of the triplets that come from the sum, rounded so that the tasks divide the rest.
     """
-    return step(_split_common, options=options(rank, solver) | {"common": within("common", float(common), 0, 1)}, entrywise=False)
+    chosen = options(rank, solver) | {"common": within("common", float(common), 0, 1)}
+    return step(_split_common, options=chosen, entrywise=False)
 
 
 def _split_common(x, rank, solver, common):
@@ -96,7 +103,8 @@ def rebuild() -> Operator:
 
 
 def flatten_spectrum(*, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """Sets all singular values of the merged matrix to their mean (over the numerical rank): mean(σ)·polar(X), with Σσ = ⟨polar(X), X⟩."""
+    """Sets all singular values of the merged matrix to their mean (over the numerical rank): mean(σ)·polar(X), with Σσ
+    = ⟨polar(X), X⟩."""
     return step(_flatten_spectrum, options=options(rank, solver), entrywise=False)
 
 
@@ -123,13 +131,15 @@ def _centre_low_rank(x, scale, fraction, solver):
 
 
 def calibrate(*, alpha=None, solver: str = "auto") -> Operator:
-    """Divides each singular value of the merged matrix M by mean_t max(⟨u·M, u·X_t⟩ / ‖u·X_t‖², alpha): undoes what several tasks have in common.
+    """Divides each singular value of the merged matrix M by mean_t max(⟨u·M, u·X_t⟩ / ‖u·X_t‖², alpha): undoes what
+    several tasks have in common.
 
     alpha: floor of a task's share, > 0; 1 / tasks by default.
     """
     if alpha is not None:
         within("alpha", alpha, 0, float("inf"), open_low=True)
-    return step(_calibrate, options={"solver": options("numerical", solver)["solver"]}, needs=("origin",), entrywise=False, alpha=alpha)
+    chosen = {"solver": options("numerical", solver)["solver"]}
+    return step(_calibrate, options=chosen, needs=("origin",), entrywise=False, alpha=alpha)
 
 
 def _calibrate(x, alpha, solver, origin):
@@ -146,10 +156,13 @@ def _calibrate(x, alpha, solver, origin):
 
 # ---------------------------------------------------------------- methods
 def tsv_m(*, scale=1.0, per_task: int | None = None, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """TSV-M (Gargiulo et al., 2024, arXiv:2412.00081): the leading triplets of every task, whitened against each other; other leaves averaged.
+    """TSV-M (Gargiulo et al., 2024, arXiv:2412.00081): the leading triplets of every task, whitened against each other;
+    other leaves averaged.
 
-    scale: multiplies the result. per_task: triplets of each task, ⌊min(rows, columns) / tasks⌋ by default (their rank suits adapters).
-    rank: "numerical" leaves out directions beyond the numerical rank, "official" takes them as the library returns them. solver: see `factors`.
+    scale: multiplies the result. per_task: triplets of each task, ⌊min(rows, columns) / tasks⌋ by default (their rank
+    suits adapters).
+    rank: "numerical" leaves out directions beyond the numerical rank, "official" takes them as the library returns
+    them. solver: see `factors`.
 
     >>> x = jnp.stack([jnp.diag(jnp.array([2.0, 0.0])), jnp.diag(jnp.array([0.0, 3.0]))])
     >>> tsv_m()({"w": x})["w"].tolist()
@@ -172,12 +185,15 @@ def iso_c(*, scale=1.0, rank: str = "numerical", solver: str = "auto") -> Operat
 
 
 def iso_cts(*, scale=1.0, common: float = 0.8, rank: str = "numerical", solver: str = "auto") -> Operator:
-    """Iso-CTS (arXiv:2502.04959): the leading space of Σ τ, beside each task's own outside of it, whitened, with a flat spectrum.
+    """Iso-CTS (arXiv:2502.04959): the leading space of Σ τ, beside each task's own outside of it, whitened, with a flat
+    spectrum.
 
-    common: share of the dimensions that the sum gets, in [0, 1]; rounded so that the tasks divide the rest. scale, rank, solver: see `tsv_m`.
+    common: share of the dimensions that the sum gets, in [0, 1]; rounded so that the tasks divide the rest. scale,
+    rank, solver: see `tsv_m`.
     """
     chosen = options(rank, solver)
-    return on(matrix, split_common(common=common, **chosen) | whiten(**chosen) | level(rank=rank) | rebuild(), mean()) | _scaled(scale)
+    merge = split_common(common=common, **chosen) | whiten(**chosen) | level(rank=rank) | rebuild()
+    return on(matrix, merge, mean()) | _scaled(scale)
 
 
 def cart(*, scale=1.0, fraction: float = 0.08, solver: str = "auto") -> Operator:
@@ -189,7 +205,8 @@ def cart(*, scale=1.0, fraction: float = 0.08, solver: str = "auto") -> Operator
 
 
 def svc(base: Operator | None = None, *, alpha=None, solver: str = "auto") -> Operator:
-    """SVC (arXiv:2602.05536): the merge of `base` (Σ τ by default) with its singular values calibrated against the tasks (see `calibrate`).
+    """SVC (arXiv:2602.05536): the merge of `base` (Σ τ by default) with its singular values calibrated against the
+    tasks (see `calibrate`).
 
     alpha: 1 / tasks by default (the paper, for Σ τ); 0.1 to 1 elsewhere, more for bases that are spectral themselves.
     """
@@ -200,7 +217,8 @@ def _scaled(by) -> Operator:
     return scale(by=by)
 
 
-def _count(name: str, value: int | None) -> int | None:
+def check_count(name: str, value: int | None) -> int | None:
+    """`value` if it is a number of triplets, or None."""
     if value is not None and (not isinstance(value, int) or value < 1):
         raise ValueError(f"{name} is a whole number of at least 1; got {value!r}")
     return value
