@@ -118,7 +118,7 @@ def _row(tool, method) -> tuple[str, Row]:
     key = CONFIGS.get(method, method) if tool == "fusionbench" else method
     key = str(key).rpartition(".")[2] if tool == "fusionbench" else key
     if key in NONE[tool]:
-        raise ValueError(f"{tool}'s {key} has no counterpart here: {NONE[tool][key]}")
+        raise ValueError(f"{tool}'s {key} has no counterpart here: {NONE[tool][key][1]}")
     if key not in ROWS[tool]:
         known = [*ROWS[tool], *(CONFIGS if tool == "fusionbench" else ())]
         raise ValueError(f"{tool} has no {method!r}; {tree.did_you_mean(str(method), known)}")

@@ -1,11 +1,11 @@
 """FusionBench 0.2.33: its algorithms, by class and by the names of its configuration files."""
 
-from tvjax.merging.peers.row import Row, into, leaves_to
+from tvjax.merging.peers.row import Row, gives, into, leaves_to
 
 SCALE = {"scaling_factor": into("scale")}
 DARE = {
     "sparsity_ratio": into("density", lambda p: 1 - p),
-    "rescale": lambda on: {"rescale": "inverse_density" if on else "none"},
+    "rescale": gives("rescale")(lambda on: {"rescale": "inverse_density" if on else "none"}),
 }
 LINEAR = {
     "only_on_linear_weights": "dropping on linear layers alone cannot be had by name; route leaves with merging.on"
@@ -21,6 +21,7 @@ def _percent(threshold):
     return threshold / 100 if threshold > 1 else threshold
 
 
+@gives("base")
 def _base(config):
     from tvjax.merging.compat import translate
 
@@ -28,12 +29,14 @@ def _base(config):
     return {"base": {"name": name, **options}}
 
 
+@gives("scale, or weights for a list")
 def _alpha(alpha):
     if alpha is None:
         return {}
     return {"scale": alpha} if isinstance(alpha, int | float) else {"weights": list(alpha)}
 
 
+@gives("base")
 def _sum_base(scale):
     return {"base": {"name": "task_arithmetic", "scale": scale, "normalize": False}}
 
@@ -126,9 +129,12 @@ CONFIGS = {  # the names of its configuration files
     "linear/expo": "ExPOAlgorithm",
     "linear/linear_interpolation": "LinearInterpolationAlgorithm",
 }
-NONE = {  # why they have no counterpart
-    "WUDIMerging": "it stops an optimizer early; nearest are swudi (a time) and wudi (the minimum)",
-    "TallMaskTaskArithmeticAlgorithm": "it compares θ0 with τ; the paper's masks are merging.needed, and consensus",
-    "FisherMergingAlgorithm": "its Fisher matrices depend on the batch; give your own to fisher",
-    "RegMeanAlgorithm": "it reads activations of its own models; give Gram matrices to regmean",
+NONE = {  # near to which of ours, and why they have no counterpart
+    "WUDIMerging": (("swudi", "wudi"), "it stops an optimizer early; swudi has a time, wudi is the minimum"),
+    "TallMaskTaskArithmeticAlgorithm": (("consensus",), "it holds θ0 against τ; the paper's masks are merging.needed"),
+    "FisherMergingForCLIPVisionModel": (
+        ("fisher",),
+        "its Fisher matrices depend on the batch; give your own to fisher",
+    ),
+    "RegMeanAlgorithmForCLIP": (("regmean",), "it reads activations of its own; give Gram matrices to regmean"),
 }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tvjax.merging.numbers import by_depth, by_name, by_task
-from tvjax.merging.peers.row import Row, into
+from tvjax.merging.peers.row import Row, gives, into
 
 
 def setting(value):
@@ -40,10 +40,12 @@ def each_model(value):
     return np.asarray(found, np.float64) if all(isinstance(part, int | float) for part in found) else by_task(found)
 
 
+@gives("reduce, divide")
 def _mean_of_weights(on):
     return {"reduce": "mean", "divide": "weights"} if on else {"reduce": "sum"}
 
 
+@gives("rescale")
 def _l1(on):
     return {"rescale": "l1" if on else "none"}
 
@@ -118,7 +120,7 @@ MERGEKIT = {
     "model_stock": Row(
         "model_stock",
         {"angle": "cosine", "unit": "leaf"},
-        {"filter_wise": lambda on: {"unit": "row" if on else "leaf"}},
+        {"filter_wise": gives("unit")(lambda on: {"unit": "row" if on else "leaf"})},
     ),
     "slerp": Row(
         "slerp", {"threshold": 0.9995, "eps": 1e-8, "unit": "leaf"}, {"t": into("t", setting)}, ("t",), acts="models"
@@ -126,7 +128,11 @@ MERGEKIT = {
     "nuslerp": Row(
         "nuslerp",
         {"unit": "leaf"},
-        {**WEIGHT, "nuslerp_flatten": into("flatten"), "nuslerp_row_wise": into("columns")},
+        {
+            **WEIGHT,
+            "nuslerp_flatten": gives("unit")(into("flatten")),
+            "nuslerp_row_wise": gives("unit")(into("columns")),
+        },
         ("weight",),
         acts="models",
     ),
@@ -139,10 +145,10 @@ MERGEKIT = {
         acts="models",
     ),
 }
-NONE = {  # why they have no counterpart
-    "arcee_fusion": "its quantiles come from a random sample of entries",
-    "ram": "it is not offered",
-    "ramplus_tl": "it is not offered",
-    "passthrough": "it merges nothing; copy the model",
-    "nearswap": "it is one task vector clipped to [-t, t]",
+NONE = {  # near to which of ours, and why they have no counterpart
+    "arcee_fusion": ((), "its quantiles come from a random sample of entries"),
+    "ram": ((), "it is not offered"),
+    "ramplus_tl": ((), "it is not offered"),
+    "passthrough": ((), "it merges nothing; copy the model"),
+    "nearswap": ((), "it is one task vector clipped to [-t, t]"),
 }

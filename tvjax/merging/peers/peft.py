@@ -1,8 +1,8 @@
 """PEFT 0.21.2: the combination types of `add_weighted_adapter`."""
 
-from tvjax.merging.peers.row import Row, into
+from tvjax.merging.peers.row import Row, gives, into
 
-ADAPTERS = {"weights": into("weights", list), "scaling": into("scaling", list)}
+ADAPTERS = {"weights": into("weights", list), "scaling": gives("weights")(into("scaling", list))}
 PRUNED = {"density": into("density")}
 SIGN = {"majority_sign_method": into("sign")}
 PEFT_VOTE = {

@@ -24,7 +24,17 @@ class Row(NamedTuple):
 
 def into(option: str, convert: Callable[[Any], Any] = lambda value: value) -> Callable[[Any], dict[str, Any]]:
     """A function that puts a value under our name for it."""
-    return lambda value: {option: convert(value)}
+    return gives(option)(lambda value: {option: convert(value)})
+
+
+def gives(options: str) -> Callable[[Callable], Callable]:
+    """Notes on a function which of our options it makes, for the pages."""
+
+    def note(function):
+        function.ours = options
+        return function
+
+    return note
 
 
 def exactly(names) -> str:
@@ -34,4 +44,4 @@ def exactly(names) -> str:
 
 def leaves_to(option: str) -> Callable[[Any], dict[str, Any]]:
     """A list of whole names as a pattern; nothing for an empty one."""
-    return lambda names: {option: exactly(names)} if names else {}
+    return gives(option)(lambda names: {option: exactly(names)} if names else {})
