@@ -150,3 +150,12 @@ def test_rebuilt_with_one_task_is_the_tuned_model():
 def test_options_are_as_the_plan_says():
     merge = planning.Merge("ties", "ties", {"density": 0.5}, (0.0, 1.0))
     assert "share=0.5" in repr(planning.operator(merge)) and "by=1.0" in repr(planning.operator(merge))
+
+
+@pytest.mark.parametrize("name", ["ties", "iso_c"])
+def test_nan_is_refused_by_name_or_merged_where_it_is_allowed(name):
+    operator = planning.operator(planning.Merge(name, name, {}, None))
+    taus = [{"w": np.array([[1.0, x], [3.0, 4.0]], np.float32)} for x in (2.0, np.nan)]
+    with pytest.raises(ValueError, match="w holds NaN"):
+        merges.combine(operator, taus, ["a", "b"], allow_nonfinite=False)
+    assert merges.combine(operator, taus, ["a", "b"], allow_nonfinite=True)["w"].shape == (2, 2)

@@ -15,6 +15,7 @@ import sys
 from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
+from safetensors import SafetensorError
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "An experiment, such as configs/quickstart.py or configs/glyphs.py:8", lock_config=True)
@@ -81,7 +82,7 @@ def main(argv):
     del argv
     try:
         run(CONFIG.value, WORKDIR.value, say=logger().info)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, SafetensorError) as error:  # the last where the disk is full
         if TRACEBACK.value:
             raise
         stop(error)

@@ -100,11 +100,11 @@ def _save(path, tau, problem, key, cost) -> None:
 
 def _given(problem, plan, task, path) -> Tuned:
     """τ of a fine-tuned model that the plan names."""
-    found = checkpoints.load(plan.finetuned[task])
-    theta = clip.visual(found.params)
+    theta = clip.visual(clip.from_pretrained(plan.finetuned[task]).params)
     if not plan.allow_nonfinite:
         check_finite(theta, plan.finetuned[task])
     tau = jax.device_get(vectors.task_vector(theta, problem.theta0))
+    _save(path, tau, problem, "", {})
     return _tuned(problem, task, tau, seconds=0.0, rate=0.0, loss=0.0, reused=True)
 
 

@@ -2,6 +2,7 @@
 
 θ = θ0 + α·operator(τ_1 … τ_T); α is the first maximum over the grid of the mean of accuracy/fine-tuned accuracy.
 """
+import functools
 import time
 from typing import Any, NamedTuple
 
@@ -34,13 +35,18 @@ def judge(problem: Problem, plan, merge, tasks, taus, finetuned, *, cache) -> Ju
     lam = choose_lambdas(problem, plan, tasks, taus, cache=cache) if merge.searches_lambda else None
     begun = time.perf_counter()
     operator = planning.operator(merge, lam=None if lam is None else jnp.array(lam, jnp.float32))
-    tau = (jax.jit(operator) if plan.allow_nonfinite else operator)(list(taus), tasks=list(tasks))
-    tau = jax.block_until_ready(tau)
+    tau = combine(operator, taus, tasks, allow_nonfinite=plan.allow_nonfinite)
     seconds = time.perf_counter() - begun
     scale, trace = choose_scale(problem, plan, merge, tasks, tau, finetuned, cache=cache)
     theta = evaluation.moved(problem.theta0, tau, scale)
     accuracy = {split: measure(problem, plan, theta, tasks, split, cache=cache) for split in ("val", "test")}
     return Judged(tau, scale, accuracy, trace, lam, seconds)
+
+
+def combine(operator, taus, tasks, *, allow_nonfinite: bool):
+    """The merged vector; NaN and infinite entries are refused by name, or merged like others where they are allowed."""
+    run = functools.partial(operator, tasks=tuple(tasks))
+    return jax.block_until_ready((jax.jit(run) if allow_nonfinite else run)(list(taus)))
 
 
 def choose_scale(problem, plan, merge, tasks, tau, finetuned, *, cache):
