@@ -141,6 +141,5 @@ def average(*, weights=None, normalize: bool = True) -> Operator:
 def _weighted_mean(x, weights):
     parts = [as_like(of_task(weights, t, x), x) for t in range(x.shape[0])]
     whole = sum(parts[1:], start=parts[0])
-    if isinstance(weights, Entries):
-        whole = jnp.where(whole == 0, 1, whole)  # nobody wants such an entry: it stays 0
-    return sum_tasks(_weigh(x, weights)) / whole
+    # weights that vary may vanish for a leaf or an entry, which then stays 0
+    return sum_tasks(_weigh(x, weights)) / jnp.where(whole == 0, 1, whole)

@@ -39,7 +39,8 @@ def weights(value, *, normalize: bool = False):
         traced = any(isinstance(part, jax.core.Tracer) for part in value)
         value = jnp.stack([jnp.asarray(part, float) for part in value]) if traced else np.asarray(value, np.float64)
     for number in concrete(value) if normalize and value is not None else []:
-        if number.ndim <= 1 and not np.abs(number.sum()) > 1e-12 * np.abs(number).sum():
+        for_tasks = number.ndim == 1 or (number.ndim == 0 and not isinstance(value, RULES))
+        if for_tasks and not np.abs(number.sum()) > 1e-12 * np.abs(number).sum():
             raise ValueError(f"the weights {number.tolist()} sum to 0 and cannot be normalized; use normalize=False")
     return value
 
