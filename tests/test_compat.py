@@ -85,8 +85,8 @@ DIFFER = {  # on purpose; each has its own test below
     "mergekit/breadcrumbs_default": "gamma does nothing there at density 1",
     "fusionbench/ties_sum": "keeps negative entries where sums vanish and signs balance",
 }
-# Results are a rounding or two apart in float32 (1e-7 of numbers about 1), except where both sides take singular vectors
-# in float32: their error is the rounding times the condition of the whitened bases (tsv_m, iso_cts), of the spectrum.
+# Results are a rounding or two apart in float32 (1e-7 of numbers about 1), except where both sides take singular
+# vectors in float32: their error is the rounding times the condition of the spectrum and of the whitened bases.
 SPECTRAL = {name: 5e-6 for name in CASES if any(part in name for part in ("tsv_m", "iso_", "svc", "svd"))}
 
 

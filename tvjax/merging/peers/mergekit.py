@@ -10,7 +10,7 @@ from tvjax.merging.numbers import by_depth, by_name, by_task
 from tvjax.merging.peers.row import Row, gives, into
 
 
-def setting(value):
+def setting(value: Any) -> Any:
     """A number as mergekit's recipes write it: a scalar, a gradient [0, 0.3, 1], or [{filter: substring, value: …}]."""
     if isinstance(value, Mapping) and "value" in value:
         value = [value]
@@ -29,7 +29,7 @@ def setting(value):
     )
 
 
-def each_model(value):
+def each_model(value: Any) -> Any:
     """Numbers of models: {model: setting} in the order of the models, a list of settings for them, or one for all."""
     conditional = isinstance(value, list | tuple) and all(isinstance(v, Mapping) and "value" in v for v in value)
     if isinstance(value, Mapping) and "value" not in value:
