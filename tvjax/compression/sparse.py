@@ -157,7 +157,7 @@ def ultra_delta(*, width: int = 4, drop=0.97, spread=0.01, seed: int = 0, balanc
 
     def own(shared, tau, index):
         flat = {name: np.asarray(x) for name, x in tree.flatten(tau).items()}
-        rates = drop_rates({name: (x.std(), x.size) for name, x in flat.items()}, drop=drop, spread=spread)
+        rates = drop_rates({name: (float(x.std()), x.size) for name, x in flat.items()}, drop=drop, spread=spread)
         nodes = {name: _stratified(x, rates[name], width, [seed, index, zlib.crc32(name.encode())])
                  for name, x in flat.items()}
         return {"factor": factor(shared, tau), "kept": tree.rebuild(tau, nodes)}
