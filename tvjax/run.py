@@ -41,6 +41,9 @@ def parse_flags(argv):
 
 def stop(sentence):
     """Says it on stderr, in one line, and ends with exit code 2."""
+    before, traceback, after = str(sentence).partition("Traceback (most recent call last)")
+    if traceback:  # of an error in a config file, which ml_collections quotes whole
+        sentence = before.partition(": ")[0] + ": " + after.strip().splitlines()[-1].removeprefix("ValueError: ")
     print(" ".join(str(sentence).split()), file=sys.stderr)
     sys.exit(SLIP)
 
@@ -105,12 +108,27 @@ def run(config, folder=None, *, say=print):
     if config.get("job") == "merge":
         from tvjax.disk import job
         return job.run(config, say=say, command=command)
+    if config.get("job") == "tall":
+        return run_tall(config, folder, say=say, command=command)
     from tvjax import experiment, report, results
     experiment.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
     rows = experiment.run(config, folder, say=say)
     made = report.write(folder, command=command)
     print(results.markdown(experiment.final_table(rows, max(config.counts)), scale=100))
+    say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
+    return rows
+
+
+def run_tall(config, folder, *, say, command):
+    """Masks, Consensus and codecs: rows, tables, figures; returns the rows."""
+    from tvjax import report_tall
+    from tvjax.experiment import tall, tall_plan
+    tall_plan.tall_plan(config)  # before its name is used
+    folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
+    rows = tall.run(config, folder, say=say)
+    made = report_tall.write(folder, command=command)
+    print(report_tall.main_table(rows, max(config.counts)))
     say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
     return rows
 
