@@ -166,7 +166,7 @@ def fisher(*, scale=1.0, floor=0.0) -> Operator:
 
 def _fisher(x, floor, fisher):
     if fisher.shape != x.shape:
-        raise ValueError(f"the Fisher information of a leaf has the shape of its stack, {x.shape}; got {fisher.shape}")
+        raise ValueError("fisher has the shape of the stack, (tasks, ...) for each leaf; here it differs")
     weights = jnp.maximum(jnp.asarray(fisher).astype(x.dtype), floor)
     total = sum_tasks(weights)
     return jnp.where(total > 0, sum_tasks(weights * x) / jnp.where(total > 0, total, 1), sum_tasks(x) / x.shape[0])
