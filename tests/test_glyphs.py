@@ -32,19 +32,13 @@ def test_no_character_belongs_to_two_tasks_nor_to_a_task_and_the_control():
     assert len(set(chars)) == len(chars)
 
 
-def test_same_seed_same_images_other_seed_other_images():
-    first, again, other = (glyphs.load("braille", "val", seed=s) for s in (0, 0, 1))
+def test_same_seed_same_images_other_seed_other_images_and_classes_are_balanced():
+    first, again, other = (glyphs.load("digits", "val", seed=s) for s in (0, 0, 1))
     assert np.array_equal(first.images, again.images) and np.array_equal(first.labels, again.labels)
     assert not np.array_equal(first.images, other.images)
-
-
-def test_splits_have_the_promised_form():
-    classes = len(glyphs.task("digits").chars)
-    for split, size in {"val": 500, "test": 1000}.items():
-        images, labels = glyphs.load("digits", split)
-        assert images.shape == (size, 32, 32, 3) and images.dtype == np.uint8 and labels.dtype == np.int32
-        counts = np.bincount(labels, minlength=classes)
-        assert counts.max() - counts.min() <= 1
+    assert first.images.shape == (glyphs.SIZES["val"], 32, 32, 3) and first.images.dtype == np.uint8
+    counts = np.bincount(first.labels, minlength=len(glyphs.task("digits").chars))
+    assert first.labels.dtype == np.int32 and counts.max() - counts.min() <= 1
 
 
 @pytest.mark.parametrize("task", EVERY, ids=lambda t: t.name)
@@ -113,11 +107,11 @@ def test_shipped_clip_is_an_ordinary_hugging_face_checkpoint_and_knows_glyphs():
     assert (path / "model.safetensors").stat().st_size <= 8 * 2**20
     model, tokenizer = CLIPModel.from_pretrained(path), CLIPTokenizer.from_pretrained(path)
     processor = CLIPImageProcessorPil.from_pretrained(path)
-    task, split = glyphs.task("greek"), glyphs.load("greek", "test")
-    pixels = processor(list(split.images[:200]), return_tensors="pt")["pixel_values"]
-    expected = split.images[:200].astype(np.float32).transpose(0, 3, 1, 2) / 127.5 - 1
+    task, split = glyphs.task("greek"), glyphs.load("greek", "val")
+    pixels = processor(list(split.images[:100]), return_tensors="pt")["pixel_values"]
+    expected = split.images[:100].astype(np.float32).transpose(0, 3, 1, 2) / 127.5 - 1
     np.testing.assert_allclose(pixels.numpy(), expected, atol=1e-6)
     prompts = tokenizer([task.templates[1].format(n) for n in task.classnames], padding=True, return_tensors="pt")
     with torch.no_grad():
         scores = model(pixel_values=pixels, **prompts).logits_per_image
-    assert float((scores.argmax(1).numpy() == split.labels[:200]).mean()) > 5 / len(task.chars)
+    assert float((scores.argmax(1).numpy() == split.labels[:100]).mean()) > 5 / len(task.chars)
