@@ -19,6 +19,8 @@ METHODS = {
     "ties_sum": merging.ties(trim="official", reduce="sum"),
     "ties_max": merging.ties(trim="official", reduce="max"),
     "consensus": merging.consensus(lam=0.4, k=2, scale=1.0),
+    "emr_u": merging.emr(),
+    "pcb": merging.pcb(density=0.1),
 }
 
 
@@ -31,6 +33,13 @@ def test_the_authors_numbers(name, jit):
     for leaf in ("w", "b"):
         if f"{name}.{leaf}" in GOLDEN:
             np.testing.assert_allclose(merged[leaf], GOLDEN[f"{name}.{leaf}"], rtol=1e-12, atol=1e-14)
+
+
+def test_emr_masks_and_factors():
+    taus = {"w": jnp.asarray(GOLDEN["W"], jnp.float32), "b": jnp.asarray(GOLDEN["B"], jnp.float32)}
+    unified = {leaf: jnp.asarray(GOLDEN[f"emr_u.{leaf}"], jnp.float32) for leaf in taus}
+    np.testing.assert_array_equal(merging.emr_mask(taus, unified)["w"], GOLDEN["emr_mask_w"])
+    np.testing.assert_allclose(merging.emr_rescale(taus, unified), GOLDEN["emr_resc"], rtol=1e-6)
 
 
 def merge(operator):
