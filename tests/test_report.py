@@ -103,6 +103,14 @@ def test_an_empty_folder_is_a_sentence(tmp_path):
         report.write(tmp_path, command="")
 
 
+def test_a_choice_at_the_end_of_the_grid_is_told():
+    rows = make_rows()
+    assert report_words.edges(report.Run({}, {}, rows, "")) == ""
+    cut = [row for row in rows if not (row["metric"] == "trace" and row["scale"] == 1.0 and row["tasks"] == 2)]
+    said = report_words.edges(report.Run({}, {}, cut, ""))
+    assert "upper end" in said and "ties (2 tasks)" in said and "(4 tasks)" not in said
+
+
 def test_summary_names_the_best():
     run = report.Run({"suite": "glyphs"}, {}, make_rows(), "")
     assert "The best single model is consensus" in report_words.summary(run)

@@ -108,7 +108,8 @@ def page(run: Run, pictures: dict[str, bytes]) -> str:
              *(f"<p class=alarm>{escape(alarm)}</p>" for alarm in alarms)]
     for count in counts(run):
         parts += [f"<h2>{escape(_heading(run, count))}</h2>", html_table(run, count)]
-    parts.append(f"<p class=note>{escape(report_words.TABLE_NOTE)}</p><h2>Figures</h2>")
+    notes = [report_words.TABLE_NOTE, report_words.edges(run)]
+    parts += [*(f"<p class=note>{escape(note)}</p>" for note in notes if note), "<h2>Figures</h2>"]
     parts += [_picture(name, body, report_words.caption(name)) for name, body in pictures.items()]
     lines = "".join(f"<li>{escape(line)}</li>" for line in report_words.protocol(run))
     parts += [f"<h2>Protocol</h2><ul>{lines}</ul>",

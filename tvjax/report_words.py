@@ -45,6 +45,19 @@ def summary(run) -> str:
     return text + (f", the last {names[-1]} with {percent(names[-1])}." if len(names) > 1 else ".")
 
 
+def edges(run) -> str:
+    """A sentence that names the merges whose α was chosen at the upper end of its grid; "" where there are none."""
+    tops: dict[tuple, float] = {}
+    for row in results.select(run.rows, metric="trace"):
+        place = row["method"], row["tasks"]
+        tops[place] = max(row["scale"], tops.get(place, row["scale"]))
+    chosen = results.select(run.rows, metric="accuracy", split="test", task="average", method=list(methods(run.rows)))
+    found = dict.fromkeys(f"{row['method']} ({row['tasks']} tasks)" for row in chosen
+                          if row["scale"] == tops.get((row["method"], row["tasks"])))
+    said = "α was chosen at the upper end of its grid, so that a wider one may do better:"
+    return f"{said} {', '.join(found)}." if found else ""
+
+
 def _some(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
