@@ -218,7 +218,7 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the Hugging Face directory to write")
     parser.add_argument("--workdir", type=pathlib.Path, required=True, help="where the resumable state lies")
-    whole = dict(seed=0, steps=8000, clean_steps=1500, decay_steps=1500, every=500, width=128, depth=4)
+    whole = dict(seed=0, steps=6000, clean_steps=1500, decay_steps=1500, every=500, width=128, depth=4)
     for name, default in whole.items():
         parser.add_argument("--" + name, type=int, default=default)
     for name, default in dict(lr=1e-3, sparsity=0.7, weight_decay=0.05).items():

@@ -31,7 +31,7 @@ BROAD: dict[str, tuple[float, float, tuple[float, float]]] = {
     "paper_r": (0.05, 0.7, (0.0, 1.0)), "paper_g": (0.05, 0.7, (0.0, 1.0)), "paper_b": (0.05, 0.7, (0.0, 1.0)),
 }
 Params = dict[str, np.ndarray]
-Colour = tuple[float, float, float]
+Colour = tuple[float, ...]  # red, green, blue
 FIELDS = tuple(BROAD)
 MARGIN = 0.5
 _NEUTRAL, _UNIT = (np.array([BROAD[f][i] for f in FIELDS], np.float32) for i in (0, 1))
