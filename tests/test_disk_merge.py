@@ -79,12 +79,7 @@ def test_disk_equals_memory(name, inputs, tmp_path):
     base, models = inputs
     models = models[:2] if name in ("slerp", "nuslerp") else models
     data = needed(name)
-    try:
-        expected = in_memory(merging.build(name), base, models, TASKS[: len(models)], **data)
-    except ValueError as error:
-        with pytest.raises(ValueError, match=str(error)[:30].split("(")[0]):
-            made(base, models, tmp_path / "out", name, data=data)
-        return
+    expected = in_memory(merging.build(name), base, models, TASKS[: len(models)], **data)
     found = checkpoints.load(made(base, models, tmp_path / "out", name, data=data))
     flat = tree.flatten(found.params)
     assert set(flat) == set(SHAPES)

@@ -1,4 +1,7 @@
 """Task vectors read from disk: θ_t − θ_0 of one piece at a time, in float32 (float64 where a file holds that)."""
+import math
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,27 +46,42 @@ class Deltas:
             return self._thinned(name, start, stop, every)
         dtype = self.dtypes[name]
         origin = self.read_base(name, start, stop)
-        out = _empty((self.tasks, stop - start), dtype)
+        out = pieces.array((self.tasks, stop - start), dtype)
         for row, model, places in zip(out, self.models, self.places, strict=True):
             at = places[name]
             there = max(0, min(stop, at.entries) - start)
             if there:
-                x = widened(model.read(at.name, start, start + there), dtype)
-                self.told(there * model.tensors[at.name].dtype.itemsize)
+                x = self._read(model, at.name, start, row[:there])
                 np.subtract(x, origin[:there], out=row[:there])
             row[there:] = 0
         return out
 
     def _thinned(self, name, start, stop, every):
-        block = BLOCK // every * every
-        parts = [self.piece(name, at, min(at + block, stop))[:, ::every] for at in range(start, stop, block)]
-        return np.concatenate(parts, 1)
+        """Every so-many-th entry; all are read, since disks give pages, but only those are computed."""
+        block, out = BLOCK // every * every, np.zeros((self.tasks, -(-(stop - start) // every)), self.dtypes[name])
+        for first in range(start, stop, block):
+            last, place = min(first + block, stop), (first - start) // every
+            origin = self.read_base(name, first, last)[::every]
+            for row, model, places in zip(out, self.models, self.places, strict=True):
+                at = places[name]
+                if (there := min(last, at.entries)) > first:
+                    x = self._read(model, at.name, first, _scratch(1, there - first, self.dtypes[name]))[::every]
+                    np.subtract(x, origin[: len(x)], out=row[place : place + len(x)])
+        return out
+
+    def _read(self, model: Opened, name: str, start: int, into: np.ndarray) -> np.ndarray:
+        """The entries from `start` on, widened; in the memory of `into` where the file's dtype is the same."""
+        info = model.tensors[name]
+        self.told(len(into) * info.dtype.itemsize)
+        if not hasattr(model, "read_into"):
+            return widened(model.read(name, start, start + len(into)), into.dtype)
+        held = into if info.dtype == into.dtype else _scratch(2, len(into), info.dtype)
+        model.read_into(name, start, held)
+        return widened(held, into.dtype)
 
     def read_base(self, name: str, start: int, stop: int) -> np.ndarray:
-        """The base's entries, widened."""
-        x = self.base.read(name, start, stop)
-        self.told(x.nbytes)
-        return widened(x, self.dtypes[name])
+        """The base's entries, widened, until this thread reads others."""
+        return self._read(self.base, name, start, _scratch(0, stop - start, self.dtypes[name]))
 
     def whole(self, name):
         shape = self.shapes[name]
@@ -71,12 +89,57 @@ class Deltas:
         return jnp.asarray(self.piece(name, 0, entries).reshape(self.tasks, *shape))
 
 
-def _empty(shape: tuple[int, ...], dtype: np.dtype, to: int = 64) -> np.ndarray:
-    """An array that begins at a multiple of 64 bytes: JAX takes it over on CPU instead of copying it."""
-    count = int(np.prod(shape)) * dtype.itemsize
-    held = np.empty(count + to, np.uint8)
+class Lease:
+    """Memory that goes back to where it came from when no array uses it any more."""
+
+    def __init__(self, store: "Store", block: np.ndarray, shape: tuple[int, ...], dtype: np.dtype):
+        self.store, self.block = store, block
+        self.__array_interface__ = block[: math.prod(shape)].reshape(shape).__array_interface__
+
+    def __del__(self):
+        self.store.free.append(self.block)
+
+
+class Store:
+    """Arrays for pieces, all of one size: fresh memory costs more than what is computed in it.
+
+    They begin at a multiple of 64 bytes: JAX takes such arrays over on CPU instead of copying them.
+    """
+
+    def __init__(self, most: int = 16):
+        self.free: deque[np.ndarray] = deque(maxlen=most)
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if math.prod(shape) != shape[0] * BLOCK or dtype != np.float32:
+            return _aligned(math.prod(shape), dtype).reshape(shape)
+        try:
+            block = self.free.pop()
+        except IndexError:
+            block = _aligned(math.prod(shape), dtype)
+        if block.size < math.prod(shape):
+            block = _aligned(math.prod(shape), dtype)
+        return np.asarray(Lease(self, block, shape, dtype))
+
+
+pieces = Store()
+_threads = threading.local()
+
+
+def _scratch(which: int, entries: int, dtype: np.dtype) -> np.ndarray:
+    """Memory of this thread's own, for one use at a time."""
+    if entries > BLOCK:
+        return np.empty(entries, dtype)
+    held = getattr(_threads, str(which), None)
+    if held is None:
+        held = np.empty(BLOCK * 8, np.uint8)
+        setattr(_threads, str(which), held)
+    return held[: entries * dtype.itemsize].view(dtype)
+
+
+def _aligned(entries: int, dtype: np.dtype, to: int = 64) -> np.ndarray:
+    held = np.empty(entries * dtype.itemsize + to, np.uint8)
     first = -held.ctypes.data % to
-    return held[first : first + count].view(dtype).reshape(shape)
+    return held[first : first + entries * dtype.itemsize].view(dtype)
 
 
 def widened(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -18,7 +18,7 @@ def run(config: Any, *, say: Callable[[str], Any] = print, command: str = "") ->
             print(held.ready.describe())
         return None
     try:
-        return merge.run(chosen, config.out, say=say, command=command)
+        return merge.run(chosen, config.out, ledger=config.ledger, say=say, command=command)
     except KeyboardInterrupt:
         say("interrupted; the same command goes on where it stopped")
         raise SystemExit(130) from None

@@ -130,10 +130,11 @@ class Sums(NamedTuple):
 def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 13) -> Sums:
     """The sums over one piece, taus (tasks, entries) and delta (entries,); in blocks that a cache holds."""
     tasks, found = len(taus), []
-    for start in range(0, delta.size, block):
-        x, d = taus[:, start : start + block], delta[start : start + block]
-        apart = (x.max(0) > 0) & (x.min(0) < 0)
-        found.append((x @ x.T, x @ d, d @ d, np.count_nonzero(apart), np.count_nonzero(d)))
+    with np.errstate(all="ignore"):  # where what is not finite is allowed
+        for start in range(0, delta.size, block):
+            x, d = taus[:, start : start + block], delta[start : start + block]
+            apart = (x.max(0) > 0) & (x.min(0) < 0)
+            found.append((x @ x.T, x @ d, d @ d, np.count_nonzero(apart), np.count_nonzero(d)))
     if not found:
         return Sums(np.zeros((tasks, tasks)), np.zeros(tasks), 0.0, 0, 0, 0)
     summed = (np.sum(np.stack(part).astype(np.float64), 0) for part in zip(*found, strict=True))
@@ -144,6 +145,11 @@ def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 13) -> Sums:
 def told(sums_: Sums) -> dict[str, Any]:
     """Norms and cosines of the task vectors, the step's norm, the share of entries where signs conflict, the share that
     the step changes, and the coefficients of its projection on the task vectors (least squares)."""
+    with np.errstate(all="ignore"):
+        return _told(sums_)
+
+
+def _told(sums_: Sums) -> dict[str, Any]:
     norms = np.sqrt(np.diagonal(sums_.gram))
     lengths = np.maximum(norms[:, None] * norms[None, :], np.finfo(np.float64).tiny)
     finite = np.isfinite(sums_.gram).all() and np.isfinite(sums_.shares).all()

@@ -21,6 +21,7 @@ from tvjax.disk.match import check_tied, match
 from tvjax.disk.readers import Opened, TensorInfo, open_checkpoint
 from tvjax.disk.recipe import Recipe
 from tvjax.merging import plan as plans
+from tvjax.merging.checks import choice
 from tvjax.merging.operator import Operator
 
 
@@ -41,27 +42,30 @@ class Ready(NamedTuple):
         return planning.describe(self.plan, task.base, task.models, task.matched, task.files)
 
 
-def merge_checkpoints(base: str | os.PathLike, models: Mapping[str, Any] | Sequence[Any] | str, out: str | os.PathLike,
-                      operator: Operator | str = "ties", *, say: Callable[[str], Any] = print,
-                      progress: bool | None = None, data: Mapping[str, Any] | None = None, **settings: Any) -> Path:
+def merge_checkpoints(base: str | os.PathLike, models: Mapping[str, Any] | Sequence[Any] | str | os.PathLike,
+                      out: str | os.PathLike, operator: Operator | str = "ties", *, ledger: str = "full",
+                      say: Callable[[str], Any] = print, progress: bool | None = None,
+                      data: Mapping[str, Any] | None = None, **settings: Any) -> Path:
     """Merges `models` into the new directory `out` and returns it.
 
     base, models: Hugging Face directories, safetensors files, shard indices or hub ids; models as a list, a mapping
     of names, or a string `a=A,b=B`. A model's name (the last part of its path unless given) is its task's: random draws
     belong to it, to the tensor's name in the base and to the entry, and to nothing else. operator: an operator, or
     a method's name with its numbers in `options`. settings: the other fields of `Recipe`. data: trees by name that the
-    operator needs. say: takes the plan and other lines. progress: whether a bar is shown (by default on terminals).
+    operator needs. ledger: "full", or "brief": without inputs' hashes, norms, cosines and shares, which take time.
+    say: takes the plan and other lines. progress: whether a bar is shown (by default on terminals).
 
     An interrupted merge goes on when called again. Raises ValueError with one sentence, and leaves nothing behind, for
     inputs that are broken or do not fit, entries that are not finite, an `out` that holds anything else.
     """
     chosen = Recipe(base=os.fspath(base), models=recipe.named(models), method=operator, **settings)
-    return run(chosen, out, say=say, progress=progress, data=data)
+    return run(chosen, out, ledger=ledger, say=say, progress=progress, data=data)
 
 
-def run(recipe_: Recipe, out: str | os.PathLike, *, say: Callable[[str], Any] = print, progress: bool | None = None,
-        data: Mapping[str, Any] | None = None, command: str = "") -> Path:
+def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: Callable[[str], Any] = print,
+        progress: bool | None = None, data: Mapping[str, Any] | None = None, command: str = "") -> Path:
     """Carries a recipe out; see `merge_checkpoints`."""
+    choice("ledger", ledger, ("full", "brief"))
     with contextlib.closing(prepare(recipe_, out, data=data)) as held:
         ready = held.ready
         say(ready.describe())
@@ -74,7 +78,7 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, say: Callable[[str], Any] = 
             held.counter.bar = bar
             _check_tied(ready.task)
             with jax.enable_x64(recipe_.compute_dtype == "float64"):
-                drive.drive(ready.task, ready.work, past, data or {})
+                drive.drive(ready.task._replace(brief=ledger == "brief"), ready.work, past, data or {})
             _finish(ready, command or shlex.join(["python", *sys.argv]))
     say(f"written: {ready.out}")
     return ready.out

@@ -111,7 +111,7 @@ def _model(matched: Matched, label: str, places) -> str:
     return said
 
 
-def gigabytes(count: float) -> str:
+def gigabytes(count: int | float) -> str:
     """Bytes in words.
 
     >>> gigabytes(3_150_000_000), gigabytes(2_048)

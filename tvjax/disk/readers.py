@@ -73,18 +73,17 @@ class Safetensors:
         self.close = weakref.finalize(self, _close, list(self._files.values()))
 
     def read(self, name, start, stop):
-        file, entry = self.entries[name]
-        out = np.empty(stop - start, entry.dtype)
-        self.read_bytes(name, start * entry.dtype.itemsize, out.view(np.uint8))
+        out = np.empty(stop - start, self.tensors[name].dtype)
+        self.read_into(name, start, out)
         return out
 
-    def read_bytes(self, name: str, at: int, into: np.ndarray) -> None:
-        """Fills `into` (bytes) with the tensor's bytes from `at` on.
+    def read_into(self, name: str, start: int, out: np.ndarray) -> None:
+        """Fills `out`, one-dimensional and of the file's dtype, with the entries from `start` on.
 
         Read, not mapped: a file cut off meanwhile is an error here, not a crash, and its pages are not this process's.
         """
         file, entry = self.entries[name]
-        view, at = memoryview(into), entry.begin + at
+        view, at = memoryview(out.view(np.uint8)), entry.begin + start * entry.dtype.itemsize
         while view:
             count = _read_at(self._files[file], view, at)
             if count == 0:

@@ -66,7 +66,7 @@ class Recipe:
         return merging.build(self.method, self.options)
 
 
-def named(models: Mapping[str, Any] | Sequence[Any] | str) -> dict[str, str]:
+def named(models: Mapping[str, Any] | Sequence[Any] | str | os.PathLike) -> dict[str, str]:
     """{task: model}: given so, or a list whose entries are `task=model` or are called by the last part of their path.
 
     >>> named("runs/cars,eu=runs/eurosat@main")
@@ -74,6 +74,8 @@ def named(models: Mapping[str, Any] | Sequence[Any] | str) -> dict[str, str]:
     """
     if isinstance(models, Mapping):
         return {str(name): os.fspath(model) for name, model in models.items()}
+    if isinstance(models, os.PathLike):
+        models = [models]
     given = models.split(",") if isinstance(models, str) else [os.fspath(model) for model in models]
     found: dict[str, str] = {}
     for text in filter(None, (part.strip() for part in given)):

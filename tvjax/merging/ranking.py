@@ -1,5 +1,8 @@
-"""The exact k-th largest score of a stream, without sorting or holding it: a sample brackets the answer, one pass counts above the bracket and
-collects the few scores inside it, and the answer is selected among those. A bracket that misses is widened."""
+"""The exact k-th largest score of a stream, without sorting or holding it.
+
+A sample brackets the answer, one pass counts above the bracket and collects the few scores inside it, and the answer is
+selected among those. A bracket that misses is widened.
+"""
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -11,7 +14,8 @@ EVERY = 61  # one score in so many is sampled; prime, so that it does not follow
 def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, sample=None) -> np.ndarray:
     """Per task, the k-th largest of a stream of (tasks, some) arrays.
 
-    scores: starts the stream anew at each call. k: an integer or one for each task. sample: every -> a thinner stream of the same scores.
+    scores: starts the stream anew at each call. k: an integer or one for each task. sample: every -> a thinner stream
+    of the same scores.
     """
     if entries <= SMALL // 4:
         held = np.concatenate(list(scores()), 1)
@@ -23,17 +27,21 @@ def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, 
         low, high = _bracket(drawn, k / entries, spread)
         above, inside = _collect(scores(), low, high)
         if all(n < want <= n + len(found) for n, want, found in zip(above, k, inside, strict=True)):
-            return np.array([_select(found, int(want - n)) for n, want, found in zip(above, k, inside, strict=True)], drawn.dtype)
-    raise AssertionError("unreachable: an infinite bracket holds every score")
+            break
+    # An infinite bracket holds every score but NaN, which counts as the largest.
+    pick = lambda n, want, found: _select(found, int(want - n)) if n < want else np.nan
+    return np.array([pick(n, want, found) for n, want, found in zip(above, k, inside, strict=True)], drawn.dtype)
 
 
 def _bracket(drawn: np.ndarray, share: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
-    """Per task, two sampled scores between which the answer lies, `spread` standard errors around its rank in the sample."""
+    """Per task, two sampled scores around the answer, `spread` standard errors from its rank in the sample."""
     n = drawn.shape[1]
     error = spread * np.sqrt(n * share * (1 - share) + 1) + 2
     first, last = share * n - error, share * n + error
-    pick = lambda ranks: drawn[np.arange(len(drawn)), np.clip(np.nan_to_num(ranks, posinf=n, neginf=0), 0, n - 1).astype(int)]
-    return np.where(last < n - 1, pick(last), -np.inf).astype(drawn.dtype), np.where(first > 0, pick(first), np.inf).astype(drawn.dtype)
+    place = lambda ranks: np.clip(np.nan_to_num(ranks, posinf=n, neginf=0), 0, n - 1).astype(int)
+    pick = lambda ranks: drawn[np.arange(len(drawn)), place(ranks)]
+    low, high = np.where(last < n - 1, pick(last), -np.inf), np.where(first > 0, pick(first), np.inf)
+    return low.astype(drawn.dtype), high.astype(drawn.dtype)
 
 
 def _collect(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
@@ -42,8 +50,9 @@ def _collect(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
     inside: list[list[np.ndarray]] = [[] for _ in low]
     for part in stream:
         for t, row in enumerate(part):
-            above[t] += np.count_nonzero(row > high[t])
-            inside[t].append(row[np.flatnonzero((row >= low[t]) & (row <= high[t]))])
+            below = row <= high[t]
+            above[t] += row.size - np.count_nonzero(below)
+            inside[t].append(row[np.flatnonzero(below & (row >= low[t]))])
     return above, [np.concatenate(found) for found in inside]
 
 

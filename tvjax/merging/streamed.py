@@ -211,7 +211,7 @@ def _through(stages, values, x, origin, place, fed):
 
 @functools.partial(jax.jit, static_argnames="f")
 def _measured(stages, values, x, origin, place, fed, *, f: Callable):
-    return f(_stages(stages, values, x, origin, place, fed)), _finite(x)
+    return f(_stages(stages, values, x, origin, place, fed))
 
 
 def _finite(x):
@@ -239,16 +239,23 @@ def _value(job: Run, upto: int, stat, members):
         return pick(np.stack([pick(part, 1) for part in _scores(measured(stat.score))]), 0)
     entries = sum(_width(job, leaf, stat.score) for leaf in members)
     k = rank(plan.share_of(stat.share, members, stat.scope), entries, stat.extra)
-    return kth_largest(lambda: _scores(measured(stat.score)), k, entries, sample=_sampler(job, stat, upto, members))
+    scores = lambda: _scores(_magnitudes(job, upto, members) if plain else measured(stat.score))
+    plain = stat.score is jnp.abs and not any(_way(job, leaf, upto).stages for leaf in members)
+    return kth_largest(scores, k, entries, sample=_sampler(job, stat, upto, members))
 
 
 def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
     """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
     started = ((piece, _measured(*_inputs(job, piece, way, origin), f=f))
                for piece, way, origin in _origins(job, members, upto))
-    for piece, (made, finite) in _ahead(started):
-        job.check(finite, piece.leaf)
-        yield piece, made
+    yield from _ahead(started)
+
+
+def _magnitudes(job: Run, upto: int, members) -> Iterator[tuple[Piece, Any]]:
+    """(piece, |entries|) of what no stage before `upto` changes: the commonest scores, without a call of JAX."""
+    for piece, way, origin in _origins(job, members, upto):
+        x = np.asarray(origin if way.state is None else way.state)
+        yield piece, np.abs(x)
 
 
 def _scores(measured) -> Iterator[np.ndarray]:
@@ -288,10 +295,15 @@ def _sampler(job: Run, stat, upto: int, members):
             place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
             for start in range(0, x.shape[1], SIZES[-1]):
                 part = x[:, start : start + SIZES[-1]]
-                scores, _ = _measured(way.stages, way.values, _pad(part), None, place, {}, f=stat.score)
-                yield np.asarray(scores)[:, : part.shape[1]]
+                yield np.asarray(_score(stat, way, _pad(part), place))[:, : part.shape[1]]
 
     return sample
+
+
+def _score(stat, way: Way, x: np.ndarray, place: plan.Place):
+    if stat.score is jnp.abs and not way.stages:
+        return np.abs(x)
+    return _measured(way.stages, way.values, x, None, place, {}, f=stat.score)
 
 
 def _has_entries(way: Way) -> bool:
