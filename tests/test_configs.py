@@ -5,9 +5,11 @@ import runpy
 import pytest
 
 from tvjax import experiment, merging
+from tvjax.experiment import tall_plan
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
-ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal")}
+ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
+             "tall": ("", "8", "14", "20", "runlocal")}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 
 
@@ -21,7 +23,7 @@ def test_every_file_is_listed_here():
 
 @pytest.mark.parametrize("name, arg", CASES)
 def test_a_config_is_valid(name, arg):
-    plan = experiment.plan(load(name, arg))
+    plan = tall_plan.tall_plan(load(name, arg)).usual if name == "tall" else experiment.plan(load(name, arg))
     assert plan.select_on == "val"
     assert {merge.name for merge in plan.merges} <= set(merging.METHODS)
     assert max(plan.counts) == len(plan.tasks)
@@ -40,7 +42,7 @@ def test_an_unknown_argument_is_a_sentence(name):
 
 
 def test_names_are_those_of_different_folders():
-    names = [load(name, arg).name for name, arg in CASES if (name, arg) != ("glyphs", "")]
+    names = [load(name, arg).name for name, arg in CASES if (name, arg) not in (("glyphs", ""), ("tall", ""))]
     assert len(set(names)) == len(names)
 
 

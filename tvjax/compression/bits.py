@@ -60,6 +60,11 @@ def is_packed(x) -> bool:
     return isinstance(x, (Bits, Codes))
 
 
+def library(x) -> Any:
+    """numpy for numpy's arrays and scalars, `jax.numpy` for JAX's and traced ones."""
+    return np if isinstance(x, (np.ndarray, np.generic)) else jnp
+
+
 def size(entries: int) -> int:
     """The bytes of so many bits."""
     return -(-entries // 8)
@@ -72,7 +77,7 @@ def pack(mask, *, axes: int = 0) -> Bits:
     >>> pack(mask).packed.tolist(), unpack(pack(mask)).tolist() == mask.tolist()
     ([146, 64], True)
     """
-    xp = np if isinstance(mask, np.ndarray) else jnp
+    xp = library(mask)
     lead, shape = mask.shape[:axes], mask.shape[axes:]
     flat = xp.reshape(mask, (*lead, math.prod(shape)))
     return Bits(xp.packbits(flat.astype(bool), axis=-1, bitorder=ORDER), tuple(shape))
@@ -80,7 +85,7 @@ def pack(mask, *, axes: int = 0) -> Bits:
 
 def unpack(bits: Bits):
     """The boolean array, leading axes of a stack first."""
-    xp = np if isinstance(bits.packed, np.ndarray) else jnp
+    xp = library(bits.packed)
     flat = xp.unpackbits(bits.packed, axis=-1, count=bits.entries, bitorder=ORDER)
     return xp.reshape(flat, (*bits.packed.shape[:-1], *bits.shape)).astype(bool)
 
@@ -102,7 +107,7 @@ def pack_codes(codes, *, width: int) -> Codes:
     """
     if not 1 <= width <= WIDEST:
         raise ValueError(f"a code has 1 to {WIDEST} bits; got width={width}")
-    xp = np if isinstance(codes, np.ndarray) else jnp
+    xp = library(codes)
     shifts = xp.arange(width - 1, -1, -1, dtype=xp.uint32)
     digits = (codes.reshape(-1, 1).astype(xp.uint32) >> shifts[None]) & xp.uint32(1)
     return Codes(xp.packbits(digits.astype(bool).reshape(-1), bitorder=ORDER), tuple(codes.shape), width)
@@ -110,7 +115,7 @@ def pack_codes(codes, *, width: int) -> Codes:
 
 def unpack_codes(codes: Codes):
     """The integers, uint32, in their shape."""
-    xp = np if isinstance(codes.packed, np.ndarray) else jnp
+    xp = library(codes.packed)
     count = math.prod(codes.shape)
     digits = xp.unpackbits(codes.packed, count=count * codes.width, bitorder=ORDER).reshape(count, codes.width)
     value = xp.zeros((count,), xp.uint32)
@@ -137,8 +142,7 @@ def stack(masks) -> Any:
     """The masks of several tasks as one tree, tasks first."""
     for other in masks[1:]:
         check_shapes(other, {name: bits.shape for name, bits in flatten(masks[0]).items()}, of="the first task's")
-    join = lambda *leaves: Bits((np if isinstance(leaves[0].packed, np.ndarray) else jnp).stack(
-        [leaf.packed for leaf in leaves]), leaves[0].shape)
+    join = lambda *leaves: Bits(library(leaves[0].packed).stack([leaf.packed for leaf in leaves]), leaves[0].shape)
     return jax.tree.map(join, *masks, is_leaf=is_packed)
 
 

@@ -4,6 +4,7 @@ encode: τ_1 … τ_T → State(shared, (own_1, …, own_T)); decode: (state, ta
 from the state itself, indices, scales and signs included, and written as it is counted.
 """
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -49,11 +50,19 @@ class Codec:
         """The task vector of the task with this number, in the structure of what was encoded."""
         if not 0 <= task < len(state.tasks):
             raise ValueError(f"there are {len(state.tasks)} tasks, numbered from 0; got {task}")
-        return self.restore(state.shared, state.tasks[task])
+        own = state.tasks[task]
+        if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((state.shared, own))):
+            return _compiled(self.restore)(state.shared, own)
+        return self.restore(state.shared, own)  # numpy's, whose sizes differ from task to task
 
     def add(self, state: State, tau) -> State:
         """The state with one more task; what the tasks share stays as it is."""
         return State(state.shared, (*state.tasks, self.one(state.shared, tau, len(state.tasks))))
+
+
+@functools.cache
+def _compiled(restore: Callable) -> Callable:
+    return jax.jit(restore)
 
 
 def nothing(taus) -> None:

@@ -47,8 +47,8 @@ class Signed:
     scale: Any
 
     def restored(self):
-        scale = jnp.asarray(self.scale)
-        return jnp.where(packed.unpack(self.signs), scale, -scale)
+        signs = packed.unpack(self.signs)
+        return packed.library(signs).where(signs, self.scale, -self.scale)
 
 
 def bitdelta() -> Codec:
@@ -77,8 +77,7 @@ class Quantised:
     step: Any
 
     def restored(self):
-        low = jnp.asarray(self.low)
-        return low + jnp.asarray(self.step) * packed.unpack_codes(self.codes).astype(low.dtype)
+        return self.low + self.step * packed.unpack_codes(self.codes).astype(self.low.dtype)
 
 
 @functools.partial(jax.jit, static_argnames="width")

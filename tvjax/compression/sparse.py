@@ -17,7 +17,7 @@ from tvjax import tree
 from tvjax.compression import bits as packed
 from tvjax.compression.bits import Bits, Codes
 from tvjax.compression.codec import Codec, nothing, per_leaf, restored
-from tvjax.compression.quantised import Signed, quantise
+from tvjax.compression.quantised import Quantised, Signed, quantise
 from tvjax.merging import top
 from tvjax.merging.checks import share, within
 from tvjax.merging.statistics import static
@@ -34,21 +34,25 @@ class Sparse:
     shape: tuple[int, ...] = static()
 
     def restored(self):
-        values = self.values.restored() if hasattr(self.values, "restored") else jnp.asarray(self.values)
-        size = math.prod(self.shape)
+        values = self.values.restored() if hasattr(self.values, "restored") else self.values
+        codes = isinstance(self.places, Codes)
+        places = packed.unpack_codes(self.places) if codes else packed.unpack(self.places).reshape(-1)
+        if packed.library(self.places.packed) is np:
+            flat = np.zeros(math.prod(self.shape), values.dtype)
+            flat[places] = values
+            return flat.reshape(self.shape)
         if values.size == 0:
             return jnp.zeros(self.shape, values.dtype)
-        if isinstance(self.places, Codes):
-            at = packed.unpack_codes(self.places).astype(jnp.int32)
-            return jnp.zeros((size,), values.dtype).at[at].set(values, unique_indices=True).reshape(self.shape)
-        mask = packed.unpack(self.places).reshape(-1)
-        rank = jnp.cumsum(mask, dtype=jnp.int32) - 1
-        return jnp.where(mask, values[jnp.maximum(rank, 0)], jnp.zeros((), values.dtype)).reshape(self.shape)
+        if codes:
+            flat = jnp.zeros((math.prod(self.shape),), values.dtype)
+            return flat.at[places.astype(jnp.int32)].set(values, unique_indices=True).reshape(self.shape)
+        rank = jnp.cumsum(places, dtype=jnp.int32) - 1
+        return jnp.where(places, values[jnp.maximum(rank, 0)], jnp.zeros((), values.dtype)).reshape(self.shape)
 
 
-def sparse_leaf(x: np.ndarray, keep: np.ndarray, code=None) -> Sparse:
+def sparse_leaf(x, keep, code=None) -> Sparse:
     """The entries of `x` where `keep`; code: what their values are kept as (themselves by default)."""
-    places, values = where(keep), np.asarray(x)[np.asarray(keep)]
+    places, values = where(keep), np.atleast_1d(np.asarray(x)[np.asarray(keep)])
     return Sparse(places, values if code is None else code(values), tuple(np.shape(x)))
 
 
@@ -111,13 +115,12 @@ def t_switch(*, density=0.5) -> Codec:
         parts = [np.asarray(x, np.float64) for x in jax.tree.leaves(kept)]
         square, count = sum((x**2).sum() for x in parts), sum((x != 0).sum() for x in parts)
         factor = np.float32(np.sqrt(square / max(count, 1)))
-        code = lambda values: Signed(packed.pack(values > 0), np.ones((), values.dtype))
+        code = lambda values: Signed(packed.pack(values > 0), np.float32(1))
         switches = per_leaf(lambda x: _switch(sparse_leaf(x, x != 0, code)), kept)
         return {"factor": factor, "switches": switches}
 
     def restore(shared, own):
-        scaled = lambda node: node.restored() * jnp.asarray(own["factor"]).astype(jnp.float32)
-        return per_leaf(scaled, own["switches"])
+        return per_leaf(lambda node: node.restored() * own["factor"], own["switches"])
     return Codec("t-switch", nothing, own, restore)
 
 
@@ -131,7 +134,7 @@ class Switches:
     shape: tuple[int, ...] = static()
 
     def restored(self):
-        return Sparse(self.places, Signed(self.signs, jnp.ones((), jnp.float32)), self.shape).restored()
+        return Sparse(self.places, Signed(self.signs, np.float32(1)), self.shape).restored()
 
 
 def _switch(node: Sparse) -> Switches:
@@ -163,7 +166,7 @@ def ultra_delta(*, width: int = 4, drop=0.97, spread=0.01, seed: int = 0, balanc
         return {"factor": factor(shared, tau), "kept": tree.rebuild(tau, nodes)}
 
     def restore(shared, own):
-        return per_leaf(lambda node: node.restored() * jnp.asarray(own["factor"]), own["kept"])
+        return per_leaf(lambda node: node.restored() * own["factor"], own["kept"])
     share_ = lambda taus: np.float32(np.mean([_nuclear(tau) for tau in taus])) if balance == "nuclear" else None
     return Codec("ultradelta", share_, own, restore, projects=False)
 
@@ -188,7 +191,7 @@ def drop_rates(leaves: dict[str, tuple[float, int]], *, drop, spread) -> dict[st
     return {name: min(1.0, rate) for name, rate in rates.items()} | {name: last for name in rest}
 
 
-def _stratified(x: np.ndarray, rate: float, width: int, seeds) -> Sparse:
+def _stratified(x, rate: float, width: int, seeds) -> Sparse:
     node = quantise(jnp.asarray(x), width=width)
     codes = np.asarray(packed.unpack_codes(node.codes)).reshape(-1)
     keep = np.asarray(node.restored()).reshape(-1) != 0
@@ -197,7 +200,7 @@ def _stratified(x: np.ndarray, rate: float, width: int, seeds) -> Sparse:
     for code in np.unique(codes[keep]):
         at = np.flatnonzero(keep & (codes == code))
         keep[draws.permutation(at)[: round(at.size * rate)]] = False
-    values = dataclasses.replace(node, codes=packed.pack_codes(codes[keep], width=width))
+    values = Quantised(packed.pack_codes(codes[keep], width=width), np.float32(node.low), np.float32(node.step))
     return Sparse(where(keep.reshape(x.shape)), values, x.shape)
 
 
