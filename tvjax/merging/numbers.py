@@ -1,7 +1,8 @@
-"""Numbers that vary by leaf, wherever an operator takes a number: by regular expression, by depth, by leaf, by entry.
+"""Numbers that vary, wherever an operator takes a number: by regular expression, by depth, by task, by leaf, by entry.
 
-A number is a scalar or a (tasks,) array; `per_task` makes either broadcast against a stack. The rules below hold such numbers as pytree leaves, so
-that they can be traced, swept and differentiated like plain ones; engines resolve them for each leaf.
+A number is a scalar or a (tasks,) array; `per_task` makes either broadcast against a stack. The rules below hold such
+numbers as pytree leaves, so that they can be traced, swept and differentiated like plain ones; engines resolve them for
+each leaf.
 """
 import dataclasses
 import functools
@@ -37,7 +38,7 @@ class ByName:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ByDepth:
-    """Anchors (anchors, ...) stretched piecewise linearly over the depth of the blocks; `outside` for leaves in no block."""
+    """Anchors (anchors, ...) stretched piecewise linearly over the depth of the blocks; `outside` for other leaves."""
 
     anchors: Any
     outside: Any
@@ -45,7 +46,7 @@ class ByDepth:
     def at(self, name, depth):
         if tree.block(name) is None:
             return self.outside
-        traced = isinstance(depth, jax.Array) or any(isinstance(part, jax.Array) for part in jax.tree.leaves(self.anchors))
+        traced = any(isinstance(part, jax.Array) for part in jax.tree.leaves((depth, self.anchors)))
         xp, dtype = (jnp, jnp.result_type(float)) if traced else (np, np.float64)  # known numbers keep all their digits
         anchors = xp.asarray(self.anchors, dtype)
         if len(anchors) == 1:
@@ -108,7 +109,10 @@ def by_name(rules: Mapping[str, Any], *, default) -> ByName:
 
 
 def by_depth(anchors: Sequence[float] | jax.Array, *, outside=None) -> ByDepth:
-    """A number that changes over depth: anchors for the first … last block; outside of blocks `outside` (the first anchor by default).
+    """A number that changes over depth: anchors for the first … last block, piecewise linear between them.
+
+    outside: the number outside of blocks (the first anchor by default, as mergekit's gradients; a block that is the
+    only one takes the first anchor too, where mergekit takes the last).
 
     >>> float(resolve(by_depth([0.0, 1.0]), "layers.1.weight", 0.5))
     0.5
@@ -133,7 +137,7 @@ def per_leaf(values) -> PerLeaf:
 
 
 def entries(values) -> Entries:
-    """A number for each entry, from a tree shaped as one task vector or as the stack: element-wise coefficients, partitions."""
+    """A number for each entry, from a tree shaped as one task vector or as the stack."""
     return Entries(tree.flatten(values))
 
 
@@ -153,7 +157,7 @@ def varies(number) -> bool:
 def per_task(number, x):
     """`number` (a scalar, (tasks,) or entry-wise) shaped so that it broadcasts against the stack `x` (tasks, ...)."""
     if isinstance(number, Entries):
-        return jnp.broadcast_to(number.array, x.shape).astype(x.dtype) if _shape(number.array) != x.shape else number.array.astype(x.dtype)
+        return jnp.broadcast_to(number.array, x.shape).astype(x.dtype)
     if len(_shape(number)) == 0:
         return number
     if len(number) != x.shape[0]:
@@ -162,7 +166,7 @@ def per_task(number, x):
 
 
 def each_task(f, x, *numbers):
-    """f(x_t, number_t, ...) for each task, stacked: entry-wise steps written so compile to one loop over the entries (6× faster on CPU).
+    """f(x_t, number_t, ...) for each task, stacked: entry-wise steps written so compile to one loop over the entries.
 
     numbers: scalars, (tasks,) arrays or `entries`, as in `per_task`.
 
@@ -185,7 +189,7 @@ def of_task(number, t: int, x):
 
 
 def sum_tasks(x):
-    """Σ_t x_t as a running sum: the same rounding for every shape, chunk and engine, and much faster on CPU than a reduction of the stack."""
+    """Σ_t x_t as a running sum: the same rounding for every shape, chunk and engine, and fast on CPU."""
     return functools.reduce(operator.add, [x[t] for t in range(x.shape[0])])
 
 

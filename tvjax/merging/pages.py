@@ -21,7 +21,7 @@ COMMON = {  # what several docstrings leave to the reader's sense
     "normalize": "whether the sum is divided by the sum of the weights.",
     "scope": 'where shares and norms are taken: the whole model ("global"), each "layer" or each "leaf".',
     "solver": '"svd", "gram" (faster, good for leading triplets) or "auto", which checks what "gram" found.',
-    "comparator": '">" (the authors\' code) or ">=" (the paper), which differ where a task vector is zero in all tasks.',
+    "comparator": '">" (the authors\' code) or ">=" (the paper); they differ where a task vector is zero in all tasks.',
     "density": 'kept share of each task vector if `base` is "ties", in (0, 1].',
     "trim": 'see `ties`, if `base` is "ties".',
     "t": "from 0, the first task vector, to 1, the second.",

@@ -51,7 +51,7 @@ def _nothing(x):
 def left_out(operator: Operator, model: Any) -> list[str]:
     """The names of all leaves of a model (a tree, or names) that the operator leaves as in θ0.
 
-    Those are the leaves that `exclude` hits and, in a tree, those that are not floating-point: they have no task vector.
+    Those are the leaves that `exclude` hits and, in a tree, those that are not floating-point: no task vector has them.
 
     >>> from tvjax import merging
     >>> left_out(exclude(merging.mean(), "bias"), ["fc.weight", "fc.bias"])
