@@ -99,7 +99,7 @@ def _of_core(stat, field: str):
     return dataclasses.replace(stat, **{field: OfCore(getattr(stat, field))})
 
 
-def through(into: Callable, inner: Operator, *after: Operator, chosen, **numbers) -> Operator:
+def through(into: Callable, inner, *after: Operator, chosen, **numbers) -> Operator:
     """On matrices: cores by `into`, merged by `inner`, then `after`, lifted back; other leaves averaged."""
     if not isinstance(inner, Operator):
         raise ValueError(f"inner is an operator, such as ties(); got {type(inner).__name__}")
@@ -177,7 +177,7 @@ def _blocks(state: Cores, tasks):
 
 
 # ---------------------------------------------------------------- methods
-def knots(*, inner: Operator | None = None, solver: str = "auto") -> Operator:
+def knots(*, inner=None, solver: str = "auto") -> Operator:
     """KnOTS (Stoica et al., 2024, arXiv:2410.19735): the parts S V_tᵀ of one SVD of [X_1 … X_T], merged by `inner` and
     put behind U.
 
@@ -190,7 +190,7 @@ def knots(*, inner: Operator | None = None, solver: str = "auto") -> Operator:
     return through(_left, inner, chosen={"solver": options("numerical", solver)["solver"]})
 
 
-def core_space(*, inner: Operator | None = None, solver: str = "auto") -> Operator:
+def core_space(*, inner=None, solver: str = "auto") -> Operator:
     """Core space (Panariello et al., 2025, arXiv:2509.17786): U_Bᵀ B_t A_t V_A in shared bases of all B and all A,
     merged by `inner`.
 
@@ -201,7 +201,7 @@ def core_space(*, inner: Operator | None = None, solver: str = "auto") -> Operat
     return through(_both, inner, chosen={"solver": options("numerical", solver)["solver"]})
 
 
-def dc_merge(*, scale=1.0, inner: Operator | None = None, smoothing: str = "average", rho=5.0, mask: str = "block",
+def dc_merge(*, scale=1.0, inner=None, smoothing: str = "average", rho=5.0, mask: str = "block",
              per_task: int | None = None, rank: str = "numerical", solver: str = "auto") -> Operator:
     """DC-Merge (CVPR 2026): each task's leading triplets with smoothed singular values, merged in bases that cover all
     of them.
