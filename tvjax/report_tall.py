@@ -123,7 +123,8 @@ def curve(rows) -> str:
 def _pivot(chosen, *, index: str = "method", columns: str) -> results.Table:
     cells = {(row[index], row[columns]) for row in chosen}
     several = len(cells) < len(chosen)
-    return results.pivot(chosen, index=index, columns=columns, **({"reduce": results.mean_std} if several else {}))
+    how: dict = {"reduce": results.mean_std} if several else {}
+    return results.pivot(chosen, index=index, columns=columns, **how)
 
 
 def _cell(values) -> str:

@@ -132,8 +132,8 @@ def flatten(masks) -> dict[str, Any]:
 
 def count_tasks(masks) -> int:
     """How many tasks a tree of stacked masks holds."""
-    found = {bits.packed.shape[0] if bits.packed.ndim == 2 else None for bits in flatten(masks).values()}
-    if len(found) != 1 or None in found:
+    found = {bits.packed.shape[0] if bits.packed.ndim == 2 else -1 for bits in flatten(masks).values()}
+    if len(found) != 1 or -1 in found:
         raise ValueError("these are not stacked masks: every leaf has one leading axis of tasks, as long as others'")
     return found.pop()
 

@@ -33,10 +33,16 @@ class Sparse:
     values: Any
     shape: tuple[int, ...] = static()
 
+    def flat_places(self):
+        """Positions, or a flag for every entry."""
+        if isinstance(self.places, Codes):
+            return packed.unpack_codes(self.places)
+        return packed.unpack(self.places).reshape(-1)
+
     def restored(self):
         values = self.values.restored() if hasattr(self.values, "restored") else self.values
         codes = isinstance(self.places, Codes)
-        places = packed.unpack_codes(self.places) if codes else packed.unpack(self.places).reshape(-1)
+        places = self.flat_places()
         if packed.library(self.places.packed) is np:
             flat = np.zeros(math.prod(self.shape), values.dtype)
             flat[places] = values

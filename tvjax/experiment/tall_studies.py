@@ -86,7 +86,7 @@ def _arithmetic(bench, tasks, way, taus, own) -> list[dict]:
 def _check_apart(taus) -> None:
     """That no entry is moved by two tasks; the study would show nothing otherwise."""
     for leaves in zip(*map(jax.tree.leaves, taus), strict=True):
-        if (sum((np.asarray(x) != 0).astype(int) for x in leaves) > 1).any():
+        if np.any(np.sum([np.asarray(x) != 0 for x in leaves], axis=0) > 1):
             raise ValueError("two task vectors of the non-overlapping control move the same entry")
 
 
