@@ -34,8 +34,8 @@ class Deltas:
                  names: Sequence[str], told: Callable[[int], Any] = lambda count: None):
         self.base, self.models, self.places, self.told = base, list(models), list(places), told
         self.tasks = len(self.models)
-        self.shapes = {name: base.tensors[name].shape for name in names}
-        self.dtypes = {name: self._dtype(name) for name in names}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: base.tensors[name].shape for name in names}
+        self.dtypes: Mapping[str, Any] = {name: self._dtype(name) for name in names}
 
     def _dtype(self, name: str) -> np.dtype:
         theirs = [model.tensors[at[name].name] for model, at in zip(self.models, self.places, strict=True)]
@@ -73,10 +73,11 @@ class Deltas:
         """The entries from `start` on, widened; in the memory of `into` where the file's dtype is the same."""
         info = model.tensors[name]
         self.told(len(into) * info.dtype.itemsize)
-        if not hasattr(model, "read_into"):
+        read_into = getattr(model, "read_into", None)  # what a format may have besides `read`
+        if read_into is None:
             return widened(model.read(name, start, start + len(into)), into.dtype)
         held = into if info.dtype == into.dtype else _scratch(2, len(into), info.dtype)
-        model.read_into(name, start, held)
+        read_into(name, start, held)
         return widened(held, into.dtype)
 
     def read_base(self, name: str, start: int, stop: int) -> np.ndarray:

@@ -161,7 +161,7 @@ class Sink:
         self._write(name, start, made)
 
     def _write(self, name: str, start: int, made: np.ndarray) -> None:
-        self.digest.update(made.view(np.uint8))
+        self.digest.update(np.atleast_1d(made).view(np.uint8).data)
         self.growing.write(self.growing.shard.begins[name] + start * made.dtype.itemsize, made)
 
     def _copy(self, name: str) -> None:

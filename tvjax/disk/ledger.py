@@ -99,7 +99,7 @@ def tensor_hash(checkpoint: Opened, name: str) -> str:
     info = checkpoint.tensors[name]
     entries = max(1, BLOCK // info.dtype.itemsize)
     for start in range(0, info.size, entries):
-        digest.update(checkpoint.read(name, start, min(start + entries, info.size)).view(np.uint8))
+        digest.update(checkpoint.read(name, start, min(start + entries, info.size)).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -4,9 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
 from tvjax import tree
 from tvjax.disk.deltas import Deltas
 from tvjax.disk.match import Matched
@@ -127,7 +124,4 @@ def versions() -> dict[str, str]:
     """The versions on which a merge's bits may depend."""
     import importlib.metadata
 
-    import jaxlib
-
-    return {"tvjax": importlib.metadata.version("tvjax"), "jax": jax.__version__, "jaxlib": jaxlib.__version__,
-            "numpy": np.__version__}
+    return {name: importlib.metadata.version(name) for name in ("tvjax", "jax", "jaxlib", "numpy")}

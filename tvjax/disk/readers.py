@@ -83,7 +83,7 @@ class Safetensors:
         Read, not mapped: a file cut off meanwhile is an error here, not a crash, and its pages are not this process's.
         """
         file, entry = self.entries[name]
-        view, at = memoryview(out.view(np.uint8)), entry.begin + start * entry.dtype.itemsize
+        view, at = out.view(np.uint8).data, entry.begin + start * entry.dtype.itemsize
         while view:
             count = _read_at(self._files[file], view, at)
             if count == 0:

@@ -99,7 +99,7 @@ class Growing:
 
     def write(self, at: int, data: np.ndarray) -> None:
         """Writes the bytes of a contiguous array at a place of the file."""
-        view = memoryview(np.atleast_1d(data).view(np.uint8).reshape(-1))
+        view = np.atleast_1d(data).view(np.uint8).reshape(-1).data
         while view:
             count = os.pwrite(self.file, view, at)
             view, at = view[count:], at + count

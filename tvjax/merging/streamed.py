@@ -20,10 +20,8 @@ import numpy as np
 from tvjax.merging import numbers, plan
 from tvjax.merging.numbers import sum_tasks
 from tvjax.merging.operator import Operator
-from tvjax.merging.ranking import kth_largest
 from tvjax.merging.sources import Source
-from tvjax.merging.statistics import Kth, Sum, group
-from tvjax.merging.traced import rank
+from tvjax.merging.statistics import group
 
 AHEAD = 3  # pieces that are read and started ahead of their use
 SIZES = (1 << 10, 1 << 13, 1 << 16)  # multiples of draws.BLOCK; eight tasks' float32 fill a few MB, which caches hold
@@ -85,12 +83,14 @@ def refuse(finite, leaf: plan.Leaf) -> None:
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Callable = refuse) -> Run:
     """Computes all statistics that the operator declares: a pass over the entries for each, two for a k-th largest."""
+    from tvjax.merging import folding  # which builds on this module
+
     job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
             groups = plan.groups(stat.scope, here)
-            job.values[i, j] = {name: _value(job, i, stat, members) for name, members in groups.items()}
+            job.values[i, j] = {name: folding.value(job, i, stat, members) for name, members in groups.items()}
     return job
 
 
@@ -223,91 +223,6 @@ def _stages(stages, values, x, origin, place, fed):
     for stage, mine in zip(stages, values, strict=True):
         x = plan.apply(stage, mine, x, place, origin, fed)
     return x
-
-
-# ---------------------------------------------------------------- statistics
-def _value(job: Run, upto: int, stat, members):
-    for leaf in members:
-        _keep(job, leaf, upto)
-    measured = functools.partial(_measurements, job, upto, members)
-    if isinstance(stat, Sum):
-        parts = [jax.tree.map(np.asarray, part) for _, part in measured(stat.f)]
-        dtype = np.result_type(*[part.dtype for part in jax.tree.leaves(parts)])
-        return jax.tree.map(lambda *many: np.sum(np.stack(many), 0, dtype=np.float64).astype(dtype), *parts)
-    if not isinstance(stat, Kth):
-        pick = {"Greatest": np.max, "Least": np.min}[type(stat).__name__]
-        return pick(np.stack([pick(part, 1) for part in _scores(measured(stat.score))]), 0)
-    entries = sum(_width(job, leaf, stat.score) for leaf in members)
-    k = rank(plan.share_of(stat.share, members, stat.scope), entries, stat.extra)
-    scores = lambda: _scores(_magnitudes(job, upto, members) if plain else measured(stat.score))
-    plain = stat.score is jnp.abs and not any(_way(job, leaf, upto).stages for leaf in members)
-    return kth_largest(scores, k, entries, sample=_sampler(job, stat, upto, members))
-
-
-def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
-    """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
-    started = ((piece, _measured(*_inputs(job, piece, way, origin), f=f))
-               for piece, way, origin in _origins(job, members, upto))
-    yield from _ahead(started)
-
-
-def _magnitudes(job: Run, upto: int, members) -> Iterator[tuple[Piece, Any]]:
-    """(piece, |entries|) of what no stage before `upto` changes: the commonest scores, without a call of JAX."""
-    for piece, way, origin in _origins(job, members, upto):
-        x = np.asarray(origin if way.state is None else way.state)
-        yield piece, np.abs(x)
-
-
-def _scores(measured) -> Iterator[np.ndarray]:
-    """The scores of all pieces, (tasks, entries) each, without padding."""
-    for piece, made in measured:
-        made = np.asarray(made)
-        made = made.reshape(made.shape[0], -1)
-        yield made if piece.whole else made[:, : piece.stop - piece.start]
-
-
-def _width(job: Run, leaf: plan.Leaf, score: Callable) -> int:
-    """How many scores a leaf has: one for each entry, or for each of what whole-leaf stages have made of it."""
-    _, state = job.kept.get(leaf.name, (0, None))
-    return math.prod(leaf.shape) if state is None else math.prod(jax.eval_shape(score, state).shape[1:])
-
-
-def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
-    """Takes a leaf through whole-leaf stages once, however many statistics come after them."""
-    way = _way(job, leaf, upto)
-    if way.stages and not _chunked(job, leaf):
-        [(piece, _, origin)] = _origins(job, [leaf], upto)
-        x, finite = _through(*_inputs(job, piece, way, origin))
-        job.check(finite, leaf)
-        job.kept[leaf.name] = (upto, x)
-
-
-def _sampler(job: Run, stat, upto: int, members):
-    """A function every -> scores of every so-many-th entry, where these can be had from those entries alone."""
-    ways = [_way(job, leaf, upto) for leaf in members]
-    local = not any(stage.needs for way in ways for stage in way.stages)
-    if not local or not all(_chunked(job, leaf) for leaf in members) or any(_has_entries(way) for way in ways):
-        return None
-
-    def sample(every: int) -> Iterator[np.ndarray]:
-        for leaf, way in zip(members, ways, strict=True):
-            x = job.source.piece(leaf.name, 0, math.prod(leaf.shape), every)
-            place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
-            for start in range(0, x.shape[1], SIZES[-1]):
-                part = x[:, start : start + SIZES[-1]]
-                yield np.asarray(_score(stat, way, _pad(part), place))[:, : part.shape[1]]
-
-    return sample
-
-
-def _score(stat, way: Way, x: np.ndarray, place: plan.Place):
-    if stat.score is jnp.abs and not way.stages:
-        return np.abs(x)
-    return _measured(way.stages, way.values, x, None, place, {}, f=stat.score)
-
-
-def _has_entries(way: Way) -> bool:
-    return any(isinstance(v, numbers.Entries) for stage in way.stages for v in stage.numbers.values())
 
 
 def _ahead(items: Iterator) -> Iterator:
