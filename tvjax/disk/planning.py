@@ -61,8 +61,8 @@ def memory(operator: Operator, source: Deltas) -> int:
         bound += tasks * sum(whole)  # leaves taken half of the way are kept
     if any(isinstance(stat, Kth) for stage in operator.stages for stat in stage.stats):
         entries = sum(math.prod(shape) for shape in source.shapes.values())
-        held = entries if entries <= ranking.SMALL // 4 else entries // ranking.EVERY
-        bound += 4 * tasks * held * wide
+        held = entries if entries <= ranking.SMALL // 4 else entries // ranking.stride(entries)
+        bound += tasks * wide * (4 * held + entries // 100)  # samples, sorted, and candidates
     return bound
 
 

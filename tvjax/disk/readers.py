@@ -171,8 +171,10 @@ def _near(path: Path) -> str:
 
 # ---------------------------------------------------------------- what lies beside the weights
 def side_files(folder: Path) -> dict[str, Path]:
-    """Configurations, tokenizer, processor, licence … in a folder, by name: the small files that are no weights."""
+    """Configurations, tokenizer, processor, licence …, by name: what is no weights in a folder with a config.json."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file() and SIDE.match(path.name))
+    if "config.json" not in names:
+        return {}
     return {name: folder / name for name in names if not name.endswith(".index.json") and not name.startswith(".")}
 
 

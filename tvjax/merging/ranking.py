@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 SMALL = 1 << 22  # scores (of all tasks) that are simply held and partitioned
-EVERY = 61  # one score in so many is sampled; prime, so that it does not follow the columns of a matrix
+EVERY = 61  # one score in at least so many is sampled; a prime, so that it does not follow the columns of a matrix
 
 
 def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, sample=None) -> np.ndarray:
@@ -20,7 +20,8 @@ def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, 
     if entries <= SMALL // 4:
         held = np.concatenate(list(scores()), 1)
         return np.stack([_select(row, int(n)) for row, n in zip(held, np.broadcast_to(k, len(held)), strict=True)])
-    thin = sample(EVERY) if sample else (part[:, ::EVERY] for part in scores())
+    every = stride(entries)
+    thin = sample(every) if sample else (part[:, ::every] for part in scores())
     drawn = np.sort(np.concatenate(list(thin), 1), 1)[:, ::-1]
     k = np.broadcast_to(np.asarray(k), (len(drawn),))
     for spread in (5.0, 50.0, np.inf):
@@ -31,6 +32,18 @@ def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, 
     # An infinite bracket holds every score but NaN, which counts as the largest.
     pick = lambda n, want, found: _select(found, int(want - n)) if n < want else np.nan
     return np.array([pick(n, want, found) for n, want, found in zip(above, k, inside, strict=True)], drawn.dtype)
+
+
+def stride(entries: int) -> int:
+    """One of how many scores is sampled: few enough samples to hold, of the largest models too.
+
+    >>> stride(1 << 20), stride(7 << 30)
+    (61, 1801)
+    """
+    every = max(EVERY, entries >> 22)
+    while any(every % n == 0 for n in range(2, int(every**0.5) + 1)):
+        every += 1
+    return every
 
 
 def _bracket(drawn: np.ndarray, share: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
