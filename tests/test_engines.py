@@ -1,4 +1,7 @@
-"""One operator, two engines: chunks of concrete trees and one traced program give the same entries, whatever the chunk size or container."""
+"""One operator, two engines: chunks of concrete trees and one traced program give the same entries, whatever the
+chunk size or container.
+"""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,11 +59,20 @@ OPERATORS = {
     "drop": step(_keep, needs=("uniform",), seed=3) | merging.total(),
     "unit norms": step(_unit, Sum(_squares)) | merging.top(density=0.3) | merging.total(),
     "ranges": step(_range, Greatest(), Least()) | merging.total(),
-    "routed": merging.on(named("layers"), merging.top(density=0.2) | merging.total(), merging.top(density=0.9) | merging.mean()),
-    "spectral then trimmed": merging.on(merging.matrix, step(lambda x: jnp.tanh(x), entrywise=False), merging.identity()) | merging.top(density=0.3) | merging.total(),
+    "routed": merging.on(
+        named("layers"), merging.top(density=0.2) | merging.total(), merging.top(density=0.9) | merging.mean()
+    ),
+    "spectral then trimmed": merging.on(
+        merging.matrix, step(lambda x: jnp.tanh(x), entrywise=False), merging.identity()
+    )
+    | merging.top(density=0.3)
+    | merging.total(),
     "by depth": merging.total() | merging.scale(by=merging.by_depth([0.0, 0.5, 1.0])),
     "needs depth": step(_by_depth, needs=("depth",)) | merging.total(),
-    "per task and leaf": merging.weigh(weights=merging.per_leaf(jax.tree.map(lambda x: np.arange(4.0, dtype=np.float32), TAUS))) | merging.total(),
+    "per task and leaf": merging.weigh(
+        weights=merging.per_leaf(jax.tree.map(lambda x: np.arange(4.0, dtype=np.float32), TAUS))
+    )
+    | merging.total(),
     "per entry": merging.total() | merging.scale(by=merging.entries(jax.tree.map(lambda x: np.abs(x[0]), TAUS))),
     "a stack": merging.top(density=0.3),
 }
@@ -83,7 +95,9 @@ def test_lists_and_stacks_agree(name):
     jax.tree.map(np.testing.assert_array_equal, OPERATORS[name](TAUS), OPERATORS[name](taus))
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATORS if n != "unit norms"])  # its float sums depend on how they are split
+@pytest.mark.parametrize(
+    "name", [n for n in OPERATORS if n != "unit norms"]
+)  # its float sums depend on how they are split
 def test_chunk_size_changes_nothing(name, monkeypatch):
     one = OPERATORS[name](stack(1))
     monkeypatch.setattr("tvjax.merging.streamed.SIZES", (1 << 10,))
@@ -111,7 +125,9 @@ def test_vmap_sweeps_numbers():
 
 def test_operators_are_trees_of_numbers():
     assert sorted(map(float, jax.tree.leaves(merging.ties(density=0.25, scale=2.0)))) == [0.25, 2.0]
-    gradient = jax.grad(lambda operator: jax.tree.reduce(lambda a, x: a + (x**2).sum(), operator(TAUS), 0.0))(merging.task_arithmetic(scale=0.5))
+    gradient = jax.grad(lambda operator: jax.tree.reduce(lambda a, x: a + (x**2).sum(), operator(TAUS), 0.0))(
+        merging.task_arithmetic(scale=0.5)
+    )
     squares = sum(float((np.asarray(x).sum(0) ** 2).sum()) for x in jax.tree.leaves(TAUS))
     np.testing.assert_allclose(jax.tree.leaves(gradient)[0], 2 * 0.5 * squares, rtol=1e-5)
 
@@ -152,7 +168,9 @@ def test_dtypes_are_kept_and_sums_are_wide(dtype):
     for made in (merging.task_arithmetic(scale=0.3)(x), jax.jit(merging.task_arithmetic(scale=0.3))(x)):
         assert made["w"].dtype == dtype
         exact = (np.float32(0.3) * sum(np.asarray(row, np.float32) for row in x["w"])).astype(dtype)
-        np.testing.assert_allclose(np.asarray(made["w"], np.float32), np.asarray(exact, np.float32), rtol=1e-6 if dtype == np.float32 else 1e-2)
+        np.testing.assert_allclose(
+            np.asarray(made["w"], np.float32), np.asarray(exact, np.float32), rtol=1e-6 if dtype == np.float32 else 1e-2
+        )
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (2, 4000), (1, 1)])
@@ -162,7 +180,9 @@ def test_kth_largest_is_the_sorted_entry(shape, k):
     k = min(k, shape[1])
     exact = np.sort(x, 1)[:, -k]
     np.testing.assert_array_equal(jax.jit(traced.kth_largest)([jnp.asarray(x)], k), exact)
-    np.testing.assert_array_equal(ranking.kth_largest(lambda: iter([x[:, : shape[1] // 2], x[:, shape[1] // 2 :]]), k, shape[1]), exact)
+    np.testing.assert_array_equal(
+        ranking.kth_largest(lambda: iter([x[:, : shape[1] // 2], x[:, shape[1] // 2 :]]), k, shape[1]), exact
+    )
 
 
 @pytest.mark.parametrize("kind", ["normal", "sorted", "constant", "two values"])
@@ -170,8 +190,12 @@ def test_kth_largest_is_the_sorted_entry(shape, k):
 def test_kth_largest_of_long_streams_goes_by_bracket(kind, share):
     n = ranking.SMALL // 2
     rng = np.random.default_rng(0)
-    x = {"normal": rng.standard_normal((2, n)), "sorted": np.sort(rng.random((2, n)) ** 8, 1), "constant": np.ones((2, n)),
-         "two values": (rng.random((2, n)) < 0.2) * 1.0}[kind].astype(np.float32)
+    x = {
+        "normal": rng.standard_normal((2, n)),
+        "sorted": np.sort(rng.random((2, n)) ** 8, 1),
+        "constant": np.ones((2, n)),
+        "two values": (rng.random((2, n)) < 0.2) * 1.0,
+    }[kind].astype(np.float32)
     k = traced.rank(share, n)
     parts = np.array_split(x, 7, 1)
     np.testing.assert_array_equal(ranking.kth_largest(lambda: iter(parts), k, n), np.sort(x, 1)[:, n - k])
@@ -181,8 +205,12 @@ def test_draws_belong_to_entries():
     names = np.array([1, 2, 3], np.uint32)
     whole = uniform(0, np.uint32(7), names, 0, (3, 5000), jnp.float32)
     np.testing.assert_array_equal(whole[:, 2048:4000], uniform(0, np.uint32(7), names, 2048, (3, 1952), jnp.float32))
-    np.testing.assert_array_equal(whole[np.array([2, 0])], uniform(0, np.uint32(7), names[[2, 0]], 0, (2, 5000), jnp.float32))
-    np.testing.assert_array_equal(whole.reshape(3, 50, 100), uniform(0, np.uint32(7), names, 0, (3, 50, 100), jnp.float32))
+    np.testing.assert_array_equal(
+        whole[np.array([2, 0])], uniform(0, np.uint32(7), names[[2, 0]], 0, (2, 5000), jnp.float32)
+    )
+    np.testing.assert_array_equal(
+        whole.reshape(3, 50, 100), uniform(0, np.uint32(7), names, 0, (3, 50, 100), jnp.float32)
+    )
     assert abs(float(whole.mean()) - 0.5) < 0.02 and len(np.unique(whole)) > 14000
 
 

@@ -1,4 +1,7 @@
-"""Every method on leaves sharded over four (forced) CPU devices gives the entries of one device, whatever the mesh's axis types."""
+"""Every method on leaves sharded over four (forced) CPU devices gives the entries of one device, whatever the mesh's
+axis types.
+"""
+
 import os
 import subprocess
 import sys
@@ -27,5 +30,7 @@ METHODS = ("task_arithmetic", "ties", "consensus", "dare", "della", "model_stock
 def test_sharded_leaves(kind):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     code = PROGRAM.replace("KIND", kind).replace("METHODS", repr(METHODS))
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], env={**os.environ, **flags}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], env={**os.environ, **flags}, capture_output=True, text=True
+    )
     assert done.stdout == "equal\n", done.stderr[-2000:]

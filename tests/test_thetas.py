@@ -1,4 +1,5 @@
 """Models in, a model out: the same as task vectors by hand, with one rounding, whatever the container."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 from tvjax import merging, vectors
 
 RNG = np.random.default_rng(0)
-THETA0 = {"layer": {"weight": RNG.standard_normal((6, 4)).astype(np.float32)}, "bias": RNG.standard_normal(6).astype(np.float32)}
+THETA0 = {
+    "layer": {"weight": RNG.standard_normal((6, 4)).astype(np.float32)},
+    "bias": RNG.standard_normal(6).astype(np.float32),
+}
 THETAS = [jax.tree.map(lambda x: x + RNG.standard_normal(x.shape).astype(np.float32), THETA0) for _ in range(3)]
 
 
@@ -15,7 +19,9 @@ THETAS = [jax.tree.map(lambda x: x + RNG.standard_normal(x.shape).astype(np.floa
 def test_merge_is_theta0_plus_the_operator(method):
     operator = merging.build(method)
     by_hand = vectors.add(THETA0, operator([vectors.task_vector(theta, THETA0) for theta in THETAS]))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), merging.merge(operator, THETAS, THETA0), by_hand)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), merging.merge(operator, THETAS, THETA0), by_hand
+    )
     program = jax.jit(lambda thetas, theta0: merging.merge(operator, thetas, theta0))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), program(THETAS, THETA0), by_hand)
 
@@ -48,7 +54,9 @@ def test_the_callers_models_stay():
 def test_bad_input_gets_one_sentence():
     with pytest.raises(ValueError, match="the list of models is empty"):
         merging.merge(merging.average(), [], THETA0)
-    with pytest.raises(ValueError, match=r"model b and theta0 differ: only in theta0: layer.weight; shapes: bias \(1,\) vs \(6,\)"):
+    with pytest.raises(
+        ValueError, match=r"model b and theta0 differ: only in theta0: layer.weight; shapes: bias \(1,\) vs \(6,\)"
+    ):
         merging.merge(merging.average(), [THETA0, {"bias": np.ones(1, np.float32)}], THETA0, tasks=["a", "b"])
     with pytest.raises(ValueError, match="bias came out as"):
         merging.merge(merging.top(density=0.5), THETAS, THETA0)

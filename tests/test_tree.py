@@ -1,4 +1,5 @@
 """Names and checks on trees."""
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -45,7 +46,9 @@ def test_broadcastable_shapes_are_differences_too():
 
 
 def test_only_floats_are_floats():
-    assert [tree.is_float(x) for x in (jnp.ones(1), jnp.ones(1, jnp.bfloat16), np.ones(1, int), np.ones(1, bool), 3.0)] == [True, True, False, False, False]
+    assert [
+        tree.is_float(x) for x in (jnp.ones(1), jnp.ones(1, jnp.bfloat16), np.ones(1, int), np.ones(1, bool), 3.0)
+    ] == [True, True, False, False, False]
     assert tree.wide(jnp.bfloat16) == jnp.float32 and tree.wide(np.float64) == np.float64
 
 

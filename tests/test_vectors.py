@@ -1,4 +1,5 @@
 """Task vectors behave as vectors, keep names, dtypes and integers apart, and say what does not fit."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,10 @@ from tvjax.vectors import TaskVector
 def theta(seed, dtype=np.float32):
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(rng.integers(-64, 64, shape) / 32, dtype)  # dyadic: sums are exact
-    return {"layers": {"0": {"weight": draw(4, 3)}, "10": {"weight": draw(4, 3)}, "2": {"weight": draw(4, 3)}}, "bias": draw(4)}
+    return {
+        "layers": {"0": {"weight": draw(4, 3)}, "10": {"weight": draw(4, 3)}, "2": {"weight": draw(4, 3)}},
+        "bias": draw(4),
+    }
 
 
 A, B, BASE = (theta(seed) for seed in (1, 2, 0))
@@ -43,7 +47,11 @@ def test_dot_norm_and_cosines():
     np.testing.assert_allclose(vectors.norm(TAU), np.linalg.norm(flat(TAU)), rtol=1e-6)
     matrix = vectors.cosines([TAU, SIGMA, -TAU, 0.0 * TAU])
     assert matrix.shape == (4, 4)
-    np.testing.assert_allclose(matrix[0], [1, flat(TAU) @ flat(SIGMA) / np.linalg.norm(flat(TAU)) / np.linalg.norm(flat(SIGMA)), -1, 0], atol=1e-6)
+    np.testing.assert_allclose(
+        matrix[0],
+        [1, flat(TAU) @ flat(SIGMA) / np.linalg.norm(flat(TAU)) / np.linalg.norm(flat(SIGMA)), -1, 0],
+        atol=1e-6,
+    )
 
 
 def test_integer_leaves_and_buffers_are_left_out_and_left_alone():
@@ -56,7 +64,9 @@ def test_integer_leaves_and_buffers_are_left_out_and_left_alone():
 
 
 def test_mismatches_name_the_leaves():
-    with pytest.raises(ValueError, match=r"theta and theta0 differ: only in theta: head; shapes: bias \(1,\) vs \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"theta and theta0 differ: only in theta: head; shapes: bias \(1,\) vs \(4,\)"
+    ):
         vectors.task_vector({**A, "bias": jnp.ones(1), "head": jnp.ones(2)}, BASE)
     with pytest.raises(ValueError, match="dtypes: bias bfloat16 vs float32"):
         vectors.task_vector({**A, "bias": A["bias"].astype(jnp.bfloat16)}, BASE)
@@ -83,7 +93,9 @@ def test_low_precision_in_and_out_float32_between():
     scaled = vectors.add(base, tau, scale=jnp.float32(0.3))  # a strongly typed scale must not widen the model
     assert {x.dtype for x in jax.tree.leaves(scaled)} == {jnp.dtype(jnp.bfloat16)}
     wide = np.asarray(base["bias"], np.float32) + np.float32(0.3) * np.asarray(tau["bias"], np.float32)
-    np.testing.assert_array_equal(np.asarray(scaled["bias"], np.float32), np.asarray(jnp.asarray(wide, jnp.bfloat16), np.float32))
+    np.testing.assert_array_equal(
+        np.asarray(scaled["bias"], np.float32), np.asarray(jnp.asarray(wide, jnp.bfloat16), np.float32)
+    )
     many = [TaskVector({"w": jnp.full(1, 2.0**-9, jnp.bfloat16)})] + [TaskVector({"w": jnp.ones(1, jnp.bfloat16)})]
     assert float(vectors.dot(many[0], many[1])) == 2.0**-9
 

@@ -1,7 +1,9 @@
 """Names, selections and checks on parameter trees: what `optax.tree` lacks.
 
-A leaf's name is its dotted path (`vision_model.encoder.layers.0.mlp.fc1.weight`), which for our trees is its Hugging Face name.
+A leaf's name is its dotted path (`vision_model.encoder.layers.0.mlp.fc1.weight`), which for our trees is its Hugging
+Face name.
 """
+
 import difflib
 import re
 from collections.abc import Callable, Sequence
@@ -83,7 +85,9 @@ def is_float(x) -> bool:
 
 
 def wide(dtype):
-    """The precision in which sums over leaves of this dtype are taken: float32 for narrower floats, its own otherwise."""
+    """The precision in which sums over leaves of this dtype are taken: float32 for narrower floats, its own
+    otherwise.
+    """
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
@@ -124,7 +128,9 @@ def size(tree: Tree) -> int:
 
 
 def check_same(a: Tree, b: Tree, *, names: tuple[str, str] = ("theta", "theta0"), dtypes: bool = True) -> None:
-    """Raises one sentence that names the leaves in which two trees differ: names, shapes (broadcastable ones too), dtypes."""
+    """Raises one sentence that names the leaves in which two trees differ: names, shapes (broadcastable ones too),
+    dtypes.
+    """
     faults = differences(flatten(a), flatten(b), names=names, dtypes=dtypes)
     if faults:
         raise ValueError(f"{names[0]} and {names[1]} differ: {'; '.join(faults)}")
@@ -135,8 +141,12 @@ def differences(a: dict, b: dict, *, names: tuple[str, str], dtypes: bool = True
     both = [name for name in a if name in b]
     shapes = [f"{n} {np.shape(a[n])} vs {np.shape(b[n])}" for n in both if np.shape(a[n]) != np.shape(b[n])]
     kinds = [f"{n} {_dtype(a[n])} vs {_dtype(b[n])}" for n in both if dtypes and _dtype(a[n]) != _dtype(b[n])]
-    clauses = [(f"only in {names[0]}", [n for n in a if n not in b]), (f"only in {names[1]}", [n for n in b if n not in a]),
-               ("shapes", shapes), ("dtypes", kinds)]
+    clauses = [
+        (f"only in {names[0]}", [n for n in a if n not in b]),
+        (f"only in {names[1]}", [n for n in b if n not in a]),
+        ("shapes", shapes),
+        ("dtypes", kinds),
+    ]
     return [f"{what}: {listing(found)}" for what, found in clauses if found]
 
 

@@ -1,8 +1,9 @@
 """Task vectors: τ = θ − θ0 as trees, and their arithmetic (Ilharco et al., 2022, arXiv:2212.04089).
 
-A `TaskVector` is a nested dict of floating-point leaves (and a pytree with the same names), on which +, −, *, **, unary minus and `sum` work.
-Low-precision leaves are combined in float32 and keep their dtype.
+A `TaskVector` is a nested dict of floating-point leaves (and a pytree with the same names), on which +, −, *, **,
+unary minus and `sum` work. Low-precision leaves are combined in float32 and keep their dtype.
 """
+
 import warnings
 from collections.abc import Sequence
 
@@ -86,11 +87,17 @@ def add(theta0: Tree, tau: Tree, *, scale=1.0) -> Tree:
     base, step = tree.flatten(theta0), tree.flatten(tau)
     extra = [name for name in step if name not in base]
     faults = [f"only in tau: {tree.listing(extra)}"] if extra else []
-    faults += tree.differences({n: base[n] for n in step if n in base}, {n: x for n, x in step.items() if n in base},
-                               names=("theta0", "tau"), dtypes=False)
+    faults += tree.differences(
+        {n: base[n] for n in step if n in base},
+        {n: x for n, x in step.items() if n in base},
+        names=("theta0", "tau"),
+        dtypes=False,
+    )
     if faults:
         raise ValueError(f"theta0 and tau differ: {'; '.join(faults)}")
-    moved = {name: _combine(lambda x, y: x + scale * y, x, step[name]) if name in step else x for name, x in base.items()}
+    moved = {
+        name: _combine(lambda x, y: x + scale * y, x, step[name]) if name in step else x for name, x in base.items()
+    }
     return tree.rebuild(theta0, moved)
 
 
@@ -137,7 +144,9 @@ def cosines(taus: Sequence[Tree]) -> Float[Array, "tasks tasks"]:
     """
     flats = [tree.flatten(tau) for tau in taus]
     for i, flat in enumerate(flats[1:], 1):
-        if faults := tree.differences(flats[0], flat, names=("the first task vector", f"task vector {i}"), dtypes=False):
+        if faults := tree.differences(
+            flats[0], flat, names=("the first task vector", f"task vector {i}"), dtypes=False
+        ):
             raise ValueError(f"task vectors differ: {'; '.join(faults)}")
     gram = jnp.stack([_gram([flat[name] for flat in flats]) for name in flats[0]]).sum(0)
     lengths = jnp.sqrt(jnp.diagonal(gram))

@@ -1,10 +1,13 @@
-"""One fine-tuning step of a CLIP vision tower: ours (Flax, jit) against PyTorch (transformers' CLIPModel), same size, batch and optimizer, on the CPU.
+"""One fine-tuning step of a CLIP vision tower: ours (Flax, jit) against PyTorch (transformers' CLIPModel), same size,
+batch and optimizer, on the CPU.
 
     python experiments/bench/finetune.py [--model DIR] [--batch 128] [--rounds 7]
 
-Both take AdamW steps with global-norm clipping on the same images with a frozen head. Rounds alternate between the two, so that
-other load on the machine hits both alike; the figure is the median over rounds. Needs torch (pip install '.[parity]').
+Both take AdamW steps with global-norm clipping on the same images with a frozen head. Rounds alternate between the
+two, so that other load on the machine hits both alike; the figure is the median over rounds. Needs torch (pip install
+'.[parity]').
 """
+
 import argparse
 import functools
 import statistics
@@ -47,8 +50,6 @@ def main():
     print(f"torch / tvjax = {ms['torch'] / ms['tvjax']:.2f}")
 
 
-
-
 def flax_steps(pretrained, pixels, labels, head):
     """A function that takes a few steps and returns the first of their losses."""
     encode = clip.image_features(pretrained.model)
@@ -74,6 +75,7 @@ def flax_steps(pretrained, pixels, labels, head):
             held[0], held[1], value = step(*held, *batch)
             values.append(value)
         return float(jnp.stack(values)[0])
+
     return run
 
 
@@ -97,6 +99,7 @@ def torch_steps(path, pixels, labels, head):
             adamw.step()
             values.append(loss.detach())
         return float(values[0])
+
     return run
 
 

@@ -1,11 +1,14 @@
-"""Every merging method on eight synthetic task vectors of a ViT-B/32: seconds, GB/s, programs compiled, seconds of compilation, peak memory.
+"""Every merging method on eight synthetic task vectors of a ViT-B/32: seconds, GB/s, programs compiled, seconds of
+compilation, peak memory.
 
     python experiments/bench/operators.py CKPT_DIR [--methods ties,tsv_m] [--markdown FILE]
 
-CKPT_DIR holds base/ and t0/ … t7/ (directories with model.safetensors). Each method runs in a process of its own: the files are
-mapped, θ0 + operator(τ) is computed leaf by leaf and dropped. Memory is anonymous memory (without the mapped files), also as a
-multiple of the eight models' bytes. A numpy pass that adds the same eight models stands beside them as the floor.
+CKPT_DIR holds base/ and t0/ … t7/ (directories with model.safetensors). Each method runs in a process of its own: the
+files are mapped, θ0 + operator(τ) is computed leaf by leaf and dropped. Memory is anonymous memory (without the
+mapped files), also as a multiple of the eight models' bytes. A numpy pass that adds the same eight models stands
+beside them as the floor.
 """
+
 import argparse
 import json
 import pathlib
@@ -28,6 +31,7 @@ def main():
         print(json.dumps(floor(args.checkpoints) if args.one == "numpy sum" else one(args.checkpoints, args.one)))
         return
     from tvjax import merging
+
     names = args.methods.split(",") if args.methods else ["numpy sum", *merging.METHODS]
     rows = [run(args.checkpoints, name) for name in names]
     table = markdown([row for row in rows if row])
@@ -49,6 +53,7 @@ def run(checkpoints, name):
 
 def mapped(checkpoints):
     from tvjax import checkpoints as files
+
     base = files.load(checkpoints / "base").params
     return base, [files.load(checkpoints / f"t{t}").params for t in range(TASKS)]
 
@@ -56,6 +61,7 @@ def mapped(checkpoints):
 def one(checkpoints, name) -> dict:
     """The method's figures, in this process."""
     from tvjax import merging, tree
+
     compiled = listen()
     base, thetas = mapped(checkpoints)
     if name in ("slerp", "nuslerp"):
@@ -66,8 +72,14 @@ def one(checkpoints, name) -> dict:
         entries = tree.size(merging.merge(operator, thetas, base))
         seconds = time.perf_counter() - start
     size = 4 * entries * len(thetas)
-    return {"seconds": seconds, "GB/s": (size + 4 * entries) / seconds / 1e9, "programs": len(compiled), "compiling": sum(compiled),
-            "peak GB": memory.peak / 1e9, "peak / inputs": memory.peak / size}
+    return {
+        "seconds": seconds,
+        "GB/s": (size + 4 * entries) / seconds / 1e9,
+        "programs": len(compiled),
+        "compiling": sum(compiled),
+        "peak GB": memory.peak / 1e9,
+        "peak / inputs": memory.peak / size,
+    }
 
 
 def floor(checkpoints) -> dict:
@@ -75,6 +87,7 @@ def floor(checkpoints) -> dict:
     import numpy as np
 
     from tvjax import tree
+
     base, thetas = mapped(checkpoints)
     flats = [tree.flatten(theta) for theta in thetas]
     with Anonymous() as memory:
@@ -87,24 +100,34 @@ def floor(checkpoints) -> dict:
             made[name] = total
         seconds = time.perf_counter() - start
     size = sum(x.nbytes for x in made.values())
-    return {"seconds": seconds, "GB/s": size * (TASKS + 1) / seconds / 1e9, "programs": 0, "compiling": 0.0, "peak GB": memory.peak / 1e9,
-            "peak / inputs": memory.peak / size / TASKS}
+    return {
+        "seconds": seconds,
+        "GB/s": size * (TASKS + 1) / seconds / 1e9,
+        "programs": 0,
+        "compiling": 0.0,
+        "peak GB": memory.peak / 1e9,
+        "peak / inputs": memory.peak / size / TASKS,
+    }
 
 
 def listen() -> list[float]:
     """A list that fills with the seconds of each compilation from now on."""
     import jax
+
     seconds: list[float] = []
 
     def heard(event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             seconds.append(duration)
+
     jax.monitoring.register_event_duration_secs_listener(heard)
     return seconds
 
 
 class Anonymous:
-    """The peak of this process's anonymous memory inside the block, above what it had at the start, sampled every 10 ms."""
+    """The peak of this process's anonymous memory inside the block, above what it had at the start, sampled every 10
+    ms.
+    """
 
     def __enter__(self):
         self.first, self.peak, self.on = self.now(), 0, True

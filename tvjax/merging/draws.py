@@ -1,4 +1,7 @@
-"""Random numbers that belong to an entry: keyed by seed, leaf name, task name and the entry's place, never by order, device or chunking."""
+"""Random numbers that belong to an entry: keyed by seed, leaf name, task name and the entry's place, never by order,
+device or chunking.
+"""
+
 import jax
 import jax.numpy as jnp
 
@@ -8,7 +11,8 @@ BLOCK = 1024
 def uniform(seed, name, tasks, start, shape, dtype):
     """Uniform numbers in [0, 1) for the entries from `start` on of one leaf, of `shape` (tasks, ...).
 
-    seed: an integer or a key. name, tasks: hashes (a scalar and (tasks,)). start: a multiple of 1024, so that pieces of a leaf draw what the
+    seed: an integer or a key. name, tasks: hashes (a scalar and (tasks,)). start: a multiple of 1024, so that pieces
+      of a leaf draw what the
     whole would.
     """
     key = jax.random.fold_in(_key(seed), name)

@@ -1,4 +1,7 @@
-"""Runs operators: checks what came in, then picks the engine (`traced` under transformations and on accelerators, `streamed` otherwise)."""
+"""Runs operators: checks what came in, then picks the engine (`traced` under transformations and on accelerators,
+`streamed` otherwise).
+"""
+
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +17,11 @@ from tvjax.merging.operator import Operator
 
 
 def run(operator: Operator, taus: Any, *, tasks: Sequence[str] | None = None, **data) -> Any:
-    """The result of an operator on task vectors: a tree like one of them, or like the stack if nothing reduces over tasks.
+    """The result of an operator on task vectors: a tree like one of them, or like the stack if nothing reduces over
+    tasks.
 
-    taus: a stack (leaves (tasks, ...)) or a list of task vectors. tasks: their names, to which random draws belong ("0", "1", … by default).
+    taus: a stack (leaves (tasks, ...)) or a list of task vectors. tasks: their names, to which random draws belong
+      ("0", "1", … by default).
     data: trees that the operator's stages need, by name.
     """
     if isinstance(taus, Sequence):
@@ -59,7 +64,9 @@ def _stack(*xs):
 
 
 def _automatic(x):
-    """The same array with its mesh's axes in automatic mode, where sorts and decompositions of sharded leaves are the compiler's affair."""
+    """The same array with its mesh's axes in automatic mode, where sorts and decompositions of sharded leaves are the
+    compiler's affair.
+    """
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
         return x
@@ -87,7 +94,10 @@ def abstract(tree_: Any) -> bool:
 
 def on_host(tree_: Any) -> bool:
     """Whether all leaves lie in this machine's own memory."""
-    return all(not isinstance(x, jax.Array) or (len(x.devices()) == 1 and next(iter(x.devices())).platform == "cpu") for x in jax.tree.leaves(tree_))
+    return all(
+        not isinstance(x, jax.Array) or (len(x.devices()) == 1 and next(iter(x.devices())).platform == "cpu")
+        for x in jax.tree.leaves(tree_)
+    )
 
 
 def _check_stack(flat: Mapping[str, Any]) -> None:
@@ -96,13 +106,19 @@ def _check_stack(flat: Mapping[str, Any]) -> None:
     _check_float(flat)
     tasks = {x.shape[0] if len(x.shape) else None for x in flat.values()}
     if len(tasks) != 1 or None in tasks:
-        raise ValueError(f"every leaf of a stack has the same leading axis of tasks; found {sorted(map(str, tasks))} (a list of task vectors is accepted too)")
+        raise ValueError(
+            f"every leaf of a stack has the same leading axis of tasks; found {sorted(map(str, tasks))} "
+            "(a list of task vectors is accepted too)"
+        )
 
 
 def _check_float(flat: Mapping[str, Any]) -> None:
     bad = [name for name, x in flat.items() if not (is_low_rank(x) or tree.is_float(x))]
     if bad:
-        raise ValueError(f"task vectors hold floating-point arrays only; not so: {tree.listing(bad)} (task_vector leaves such leaves out)")
+        raise ValueError(
+            f"task vectors hold floating-point arrays only; not so: {tree.listing(bad)} "
+            "(task_vector leaves such leaves out)"
+        )
 
 
 def check_data(operator: Operator, data: Mapping[str, Any], names: list[str]) -> dict[str, dict]:
@@ -111,5 +127,8 @@ def check_data(operator: Operator, data: Mapping[str, Any], names: list[str]) ->
     if missing := sorted(wanted - set(data)):
         raise ValueError(f"this operator needs {', '.join(missing)}: call it as operator(taus, {missing[0]}=tree)")
     if unknown := sorted(set(data) - wanted):
-        raise ValueError(f"this operator takes no {', '.join(unknown)}" + (f"; it needs {', '.join(sorted(wanted))}" if wanted else ""))
+        raise ValueError(
+            f"this operator takes no {', '.join(unknown)}"
+            + (f"; it needs {', '.join(sorted(wanted))}" if wanted else "")
+        )
     return {name: tree.flatten(given) for name, given in data.items()}

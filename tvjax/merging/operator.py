@@ -1,12 +1,15 @@
 """Operators: how task vectors become one merged vector, as a chain of stages.
 
-A stage *declares* the whole-model statistics that it needs (it never computes them) and has a pure function of one leaf. Engines compute the
-statistics and apply the leaf functions: on concrete trees and files in chunks (`streamed`), inside `jit`, `vmap` and `grad` and on accelerators
-as one program (`traced`). Operators are closed under `|`, so that a paper is a sentence: `top(density=0.2) | agree() | nonzero_mean()`.
+A stage *declares* the whole-model statistics that it needs (it never computes them) and has a pure function of one
+leaf. Engines compute the statistics and apply the leaf functions: on concrete trees and files in chunks (`streamed`),
+inside `jit`, `vmap` and `grad` and on accelerators as one program (`traced`). Operators are closed under `|`, so that
+a paper is a sentence:
+`top(density=0.2) | agree() | nonzero_mean()`.
 
-Operators are pytrees: their numbers are the leaves. So `jax.jit` compiles an operator once for all values of its numbers, `jax.vmap` sweeps
-them, and `jax.grad` differentiates through a merge with respect to the operator itself.
+Operators are pytrees: their numbers are the leaves. So `jax.jit` compiles an operator once for all values of its
+numbers, `jax.vmap` sweeps them, and `jax.grad` differentiates through a merge with respect to the operator itself.
 """
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -19,16 +22,20 @@ NEEDS = ("uniform", "origin", "depth", "tasks")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stage:
-    """One step: `leaf(x, *statistics, **numbers, **options, **needs) -> x`, x being (tasks, ...) before a reduction and (...) after it.
+    """One step: `leaf(x, *statistics, **numbers, **options, **needs) -> x`, x being (tasks, ...) before a reduction
+    and (...) after it.
 
     leaf: a pure function, defined at module level (it is compared by identity when programs are looked up).
-    numbers: what may be traced, by keyword: scalars, (tasks,) arrays, or rules that vary by leaf (`by_name`, `by_depth`, `per_leaf`, `entries`).
+    numbers: what may be traced, by keyword: scalars, (tasks,) arrays, or rules that vary by leaf (`by_name`,
+      `by_depth`, `per_leaf`, `entries`).
     stats: the declared statistics (`Kth`, `Sum`, `Greatest`, `Least`), whose values are passed after x in their order.
     options: what selects code, by keyword; hashable.
-    needs: what else the engine passes by keyword: "uniform" (random numbers in [0, 1) shaped as x, from the number `seed`), "origin" (the stack
-      that the operator was given), "depth" (the leaf's block over the number of blocks less one, 0 outside of blocks), "tasks" (how many), or
-      the name of a tree of data given at the call, such as `fisher`.
-    entrywise: each entry's result depends on that entry of all tasks alone, and is zero where all are zero: such stages run on chunks.
+    needs: what else the engine passes by keyword: "uniform" (random numbers in [0, 1) shaped as x, from the number
+      `seed`), "origin" (the stack that the operator was given), "depth" (the leaf's block over the number of blocks
+      less one, 0 outside of blocks), "tasks" (how many), or the name of a tree of data given at the call, such as
+      `fisher`.
+    entrywise: each entry's result depends on that entry of all tasks alone, and is zero where all are zero: such
+      stages run on chunks.
     guards: predicates (name, shape) -> bool; the stage is skipped for leaves where one fails.
     """
 
@@ -45,7 +52,8 @@ class Stage:
 
     def __repr__(self):
         given = {**self.numbers, **dict(self.options)}
-        given |= {"share": s.share for s in self.stats if getattr(s, "share", None) is not None}
+        shares = [s.share for s in self.stats if getattr(s, "share", None) is not None]
+        given |= {"share": shares[-1]} if shares else {}
         return f"{self.leaf.__name__.strip('_')}({', '.join(f'{k}={v}' for k, v in given.items() if not callable(v))})"
 
 
@@ -64,7 +72,10 @@ class Operator:
 
     def __or__(self, other: "Operator") -> "Operator":
         if not isinstance(other, Operator):
-            raise ValueError(f"an operator is followed by an operator; got {type(other).__name__} (a method needs its parentheses: mean())")
+            raise ValueError(
+                f"an operator is followed by an operator; got {type(other).__name__} "
+                "(a method needs its parentheses: mean())"
+            )
         return Operator(self.stages + other.stages)
 
     def __call__(self, taus, *, tasks=None, **data):
@@ -94,7 +105,8 @@ def identity() -> Operator:
 
 
 def on(predicate: Callable, then: Operator, otherwise: Operator) -> Operator:
-    """Routes leaves: `then` where `predicate(name, shape)` holds, `otherwise` elsewhere; each branch's statistics run over its own leaves.
+    """Routes leaves: `then` where `predicate(name, shape)` holds, `otherwise` elsewhere; each branch's statistics run
+    over its own leaves.
 
     `shape` is one task's shape. Predicates are hashable callables such as `matrix` and `named("self_attn")`.
     """

@@ -1,4 +1,5 @@
 """What the engines share: which stages a leaf passes, where it stands in depth, and how a stage is applied to it."""
+
 import functools
 import zlib
 from collections.abc import Iterable, Mapping
@@ -65,12 +66,17 @@ def share_of(share, members: list[Leaf], scope: str):
         return share
     found = [numbers.resolve(share, leaf.name, leaf.depth) for leaf in members]
     if any(value is not found[0] and not np.array_equal(value, found[0]) for value in found):
-        raise ValueError(f"a density that varies inside a {scope} scope has no meaning; use scope='leaf' (leaves {members[0].name} …)")
+        raise ValueError(
+            f"a density that varies inside a {scope} scope has no meaning; use scope='leaf' "
+            f"(leaves {members[0].name} …)"
+        )
     return found[0]
 
 
 def localise(stage: Stage, leaf: Leaf) -> Stage:
-    """The stage as this leaf sees it: rules resolved to its numbers, guards and statistics gone (their values come separately)."""
+    """The stage as this leaf sees it: rules resolved to its numbers, guards and statistics gone (their values come
+    separately).
+    """
     found = {k: numbers.resolve(v, leaf.name, leaf.depth) for k, v in stage.numbers.items()}
     return Stage(stage.leaf, found, (), stage.options, stage.needs, stage.entrywise)
 

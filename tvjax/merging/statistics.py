@@ -1,8 +1,10 @@
-"""The whole-model numbers that a stage may declare. An engine computes them, over the whole model, each layer or each leaf (`scope`).
+"""The whole-model numbers that a stage may declare. An engine computes them, over the whole model, each layer or each
+leaf (`scope`).
 
-Exact order statistics come without a sort (31 counting passes over the float bits when traced; a sampled bracket and one pass otherwise), and
-sums are additive over entries, so that every statistic can be folded over chunks.
+Exact order statistics come without a sort (31 counting passes over the float bits when traced; a sampled bracket and
+one pass otherwise), and sums are additive over entries, so that every statistic can be folded over chunks.
 """
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,9 @@ def static(**kwargs):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Kth:
-    """Per task, the k-th largest `score(x)`, k = ⌊share · entries⌋ + extra, at least 1 and at most the number of entries; (tasks,)."""
+    """Per task, the k-th largest `score(x)`, k = ⌊share · entries⌋ + extra, at least 1 and at most the number of
+    entries; (tasks,).
+    """
 
     share: Any
     score: Callable = static(default=jnp.abs)
@@ -33,7 +37,9 @@ class Kth:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """The sum of `f(x)` over all chunks of all leaves; f is additive over entries, 0 for entries that are zero in all tasks, and of any fixed shape."""
+    """The sum of `f(x)` over all chunks of all leaves; f is additive over entries, 0 for entries that are zero in all
+    tasks, and of any fixed shape.
+    """
 
     f: Callable = static()
     scope: str = static(default="global")

@@ -1,9 +1,9 @@
 """From models to a model: θ0 + operator(θ_1 − θ0, …, θ_T − θ0) without ever holding the task vectors."""
+
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tvjax import tree, vectors
@@ -15,14 +15,17 @@ from tvjax.merging.sources import Listed
 def merge(operator: Operator, thetas: Sequence[Any], theta0: Any, *, tasks: Sequence[str] | None = None, **data) -> Any:
     """The merged model θ0 + operator(τ_1, …, τ_T), τ_t = θ_t − θ0, in the structure and dtypes of θ0.
 
-    Differences and sums are taken in float32 or wider and rounded once, at the end. Leaves that are not floating-point are θ0's own. The operator
-    carries its scale. tasks: names, to which random draws belong. data: trees that the operator needs.
+    Differences and sums are taken in float32 or wider and rounded once, at the end. Leaves that are not
+    floating-point are θ0's own. The operator carries its scale. tasks: names, to which random draws belong. data:
+    trees that the operator needs.
 
     Raises:
-      ValueError: naming the leaves in which a model differs from θ0 in name, shape or dtype, or that hold NaN or infinite entries.
+      ValueError: naming the leaves in which a model differs from θ0 in name, shape or dtype, or that hold NaN or
+        infinite entries.
 
     >>> from tvjax import merging
-    >>> merge(merging.average(), [{"w": jnp.array([1.0])}, {"w": jnp.array([4.0])}], {"w": jnp.array([1.0])})["w"].tolist()
+    >>> base, one, other = ({"w": np.array([x], np.float32)} for x in (1, 1, 4))
+    >>> merge(merging.average(), [one, other], base)["w"].tolist()
     [2.5]
     """
     if not thetas:
@@ -48,6 +51,8 @@ def steps(operator, flats, base, tasks, data):
     for name, delta in streamed.run(operator, Listed(flats, base), hashes, data):
         x = np.asarray(base[name])
         if delta.shape != x.shape:
-            raise ValueError(f"this operator does not reduce over tasks: {name} came out as {delta.shape}, the model has {x.shape}")
+            raise ValueError(
+                f"this operator does not reduce over tasks: {name} came out as {delta.shape}, the model has {x.shape}"
+            )
         made = np.add(x, delta, dtype=delta.dtype).astype(x.dtype, copy=False)
         yield name, jax.device_put(made) if isinstance(base[name], jax.Array) else made

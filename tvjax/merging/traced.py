@@ -1,8 +1,9 @@
 """The engine for `jit`, `vmap`, `grad`, accelerators and meshes: the operator as one program over the whole tree.
 
-Leaves of equal shape pass whole-leaf stages together (one `vmap`), so that a transformer needs a handful of spectral programs. Order statistics
-count over float bits: no sort, no flattening, any sharding, traced shares.
+Leaves of equal shape pass whole-leaf stages together (one `vmap`), so that a transformer needs a handful of spectral
+programs. Order statistics count over float bits: no sort, no flattening, any sharding, traced shares.
 """
+
 from collections.abc import Mapping
 
 import jax
@@ -16,7 +17,9 @@ from tvjax.tree import wide
 
 
 def run(operator: Operator, stacks: Mapping, tasks, data: Mapping):
-    """{name: stack} -> {name: result}; tasks (tasks,) hashes of the tasks' names, data {name of the tree: {leaf: array}}."""
+    """{name: stack} -> {name: result}; tasks (tasks,) hashes of the tasks' names, data {name of the tree: {leaf:
+    array}}.
+    """
     known = plan.leaves({name: stack.shape[1:] for name, stack in stacks.items()})
     dtypes = {name: getattr(stack.dtype, "factors", stack.dtype) for name, stack in stacks.items()}
     origin = {name: jax.tree.map(lambda part: part.astype(wide(part.dtype)), stack) for name, stack in stacks.items()}
@@ -35,7 +38,11 @@ def buckets(stage, members, xs, values):
         return [[leaf] for leaf in members]
     found: dict = {}
     for leaf in members:
-        local = (xs[leaf.name], plan.localise(stage, leaf), [v[group(s.scope, leaf.name)] for s, v in zip(stage.stats, values, strict=True)])
+        local = (
+            xs[leaf.name],
+            plan.localise(stage, leaf),
+            [v[group(s.scope, leaf.name)] for s, v in zip(stage.stats, values, strict=True)],
+        )
         key = (jax.tree.structure(local), tuple(jnp.shape(part) for part in jax.tree.leaves(local)), leaf.shape)
         found.setdefault(key, []).append(leaf)
     return list(found.values())
@@ -45,7 +52,15 @@ def through(stage, bucket, xs, values, origin, tasks, data):
     def one(leaf):
         mine = tuple(v[group(s.scope, leaf.name)] for s, v in zip(stage.stats, values, strict=True))
         fed = {need: plan.datum(data, need, leaf.name) for need in stage.needs if need in data}
-        return (plan.localise(stage, leaf), mine, xs[leaf.name], origin[leaf.name], fed, np.float32(leaf.depth), plan.hashed(leaf.name))
+        return (
+            plan.localise(stage, leaf),
+            mine,
+            xs[leaf.name],
+            origin[leaf.name],
+            fed,
+            np.float32(leaf.depth),
+            plan.hashed(leaf.name),
+        )
 
     def go(local, mine, x, start, fed, depth, name):
         return plan.apply(local, mine, x, plan.Place(name, tasks, 0, depth), start, fed)
@@ -88,9 +103,11 @@ def rank(share, entries: int, extra: int = 0):
 
 
 def kth_largest(scores, k):
-    """Per task, the k-th largest of the entries of `scores`, a list of (tasks, entries) arrays; exact, any k, scalar or (tasks,).
+    """Per task, the k-th largest of the entries of `scores`, a list of (tasks, entries) arrays; exact, any k, scalar
+    or (tasks,).
 
-    The answer is built bit by bit, since floats order as their (sign-adjusted) bit patterns do: one counting pass for each bit.
+    The answer is built bit by bit, since floats order as their (sign-adjusted) bit patterns do: one counting pass for
+    each bit.
     """
     width = scores[0].dtype.itemsize * 8
     whole = jnp.int32 if width == 32 else jnp.int64
