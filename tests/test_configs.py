@@ -1,4 +1,5 @@
 """Every config in configs/: it loads, all in it exists, and its docstring says how to run it."""
+import inspect
 import pathlib
 import runpy
 
@@ -18,7 +19,7 @@ def load(name, arg=""):
 
 
 def test_every_file_is_listed_here():
-    assert {path.stem for path in FOLDER.glob("*.py")} == set(ARGUMENTS)
+    assert {path.stem for path in FOLDER.glob("*.py")} == {*ARGUMENTS, "merge"}
 
 
 @pytest.mark.parametrize("name, arg", CASES)
@@ -27,6 +28,14 @@ def test_a_config_is_valid(name, arg):
     assert plan.select_on == "val"
     assert {merge.name for merge in plan.merges} <= set(merging.METHODS)
     assert max(plan.counts) == len(plan.tasks)
+
+
+@pytest.mark.parametrize("method", merging.METHODS)
+def test_every_method_has_a_merge_on_disk(method):
+    config = load("merge", method)
+    given = {name: value for name, value in config.merge.items() if value is not None}
+    assert config.job == "merge" and set(given) <= set(inspect.signature(merging.METHODS[method]).parameters)
+    merging.build(method, given)
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
