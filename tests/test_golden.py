@@ -80,7 +80,8 @@ def test_tall_masks(lam, comparator):
 
 
 @pytest.mark.parametrize("k, comparator, expected", [
-    (2, ">=", [0.75, 0.25, 0.25, 0, 0.5, 0]), (1, ">", [0.75, 0.25, 0.25, 0, 0.5, -0.25]), (2, ">", [0, 0, 0, 0, 0.5, 0]),
-    (0, ">", [0.75, 0.25, 0.25, 0, 0.5, -0.25]), (4, ">=", [0] * 6)])
+    (2, ">=", [0.75, 0.25, 0.25, 0, 0.5, 0]), (1, ">", [0.75, 0.25, 0.25, 0, 0.5, -0.25]),
+    (2, ">", [0, 0, 0, 0, 0.5, 0]), (0, ">", [0.75, 0.25, 0.25, 0, 0.5, -0.25]),
+    (4, ">=", [0] * 6)])
 def test_consensus(k, comparator, expected):
     assert merge(merging.consensus(lam=1.0, k=k, scale=1.0, comparator=comparator)) == expected

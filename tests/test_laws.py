@@ -1,7 +1,7 @@
-"""Laws that merging methods obey, each checked for every method in METHODS but those it exempts, with the reason; exempted methods must break it.
+"""Laws of merging methods, each checked for every method but those it exempts, for a reason; these must break it.
 
-A law is a function name -> relative error. Methods run as one jitted program each, in which their numbers are arguments, so that a law costs a
-call and not a compilation.
+A law is a function name -> relative error. A method runs as one jitted program of two merges at once, in which its
+numbers are arguments, so that a law costs a call and not a compilation.
 """
 import functools
 import inspect
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tvjax import tree
-from tvjax.merging import METHODS, plan, traced
+from tvjax.merging import METHODS, plan, total, traced
 from tvjax.merging.engine import task_hashes
 
 TOLERANCE = 2e-5  # float32, relative to the greatest entry: laws compare sums taken in different orders
@@ -36,6 +36,7 @@ NEUTRAL = {
     "breadcrumbs_ties": dict(beta=0.0, gamma=0.0),
     "magmax": dict(scale=1.0),
     "lines": dict(alpha=1.0, beta=0.0),
+    "knots": dict(inner=total()),
 }
 
 ENTRYWISE = "chooses among entries, whose magnitudes depend on the basis"
@@ -45,31 +46,50 @@ AGREED = "an entry that agrees with others is divided by their number"
 FLAT = "gives all singular values the same size"
 SVDS = "disjoint entries are not orthogonal singular vectors"
 COSINE = "the cosine of orthogonal task vectors is 0, and so is the result"
+SCORES = "entries compete with each other within a task vector too"
+FEW = "equal tasks share the few singular directions that each may keep"
+FILTERED = "where the filter holds it solves, elsewhere it sums"
+CENTRED = "adds to the average what is left of low rank around it"
+OTHERS = "leaves that are no matrices are averaged"
+RIGHT = "merges the right factors entry by entry"
+PRIVATE = "scales directions by what the tasks have in common there"
 
+CHOOSERS = (
+    "ties", "consensus", "dare", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties", "magmax",
+    "emr", "pcb", "sce",
+)
+AVERAGES = ("average", "metagpt", "nan", "multi_slerp", "karcher", "slerp", "nuslerp")
 EXEMPT = {
     "homogeneous": {"pcb": "its scores are tanh of the products of entries, which have a unit"},
     "permutation": {},
     "identical": {
-        "pcb": "entries compete with each other within a task vector too",
-        "iso_c": FLAT,
-        "tsv_m": "equal tasks share the few singular directions that each may keep",
+        "pcb": SCORES,
+        **{name: FEW for name in ("tsv_m", "core_space")},
+        **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")},
+        **{name: FILTERED for name in ("swudi", "aswudi")},
     },
-    "single": {
-        "pcb": "entries compete with each other within a task vector too",
-        "iso_c": FLAT,
-    },
-    "equivariant": {name: ENTRYWISE for name in (
-        "ties", "consensus", "dare", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties", "magmax", "emr", "pcb")},
+    "single": {"pcb": SCORES, **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")}},
+    "equivariant": {**{name: ENTRYWISE for name in CHOOSERS}, "knots": RIGHT},
     "disjoint": {
-        "average": SHARES, "metagpt": SHARES, "nan": SHARES, "multi_slerp": SHARES, "karcher": SHARES, "slerp": SHARES, "nuslerp": SHARES,
-        "model_stock": COSINE, "pcb": "entries compete with each other within a task vector too", "tsv_m": SVDS, "iso_c": FLAT,
+        **{name: SHARES for name in AVERAGES}, "model_stock": COSINE, "pcb": SCORES, "tsv_m": SVDS, "cart": CENTRED,
+        **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")}, "svc": PRIVATE,
+        **{name: OTHERS for name in ("knots", "core_space", "wudi", "actmat", "swudi", "aswudi")},
     },
     "orthogonal": {
-        "average": SHARES, "metagpt": SHARES, "nan": SHARES, "multi_slerp": SHARES, "karcher": SHARES, "slerp": SHARES, "nuslerp": SHARES,
-        "model_stock": COSINE, "pcb": CROSSED, "iso_c": FLAT, "ties": AGREED, "dare_ties": AGREED, "della": AGREED, "breadcrumbs_ties": AGREED,
-        "magmax": CROSSED, "emr": CROSSED,
+        **{name: SHARES for name in AVERAGES}, "model_stock": COSINE, "cart": CENTRED, "svc": PRIVATE,
+        **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")},
+        **{name: AGREED for name in ("ties", "dare_ties", "della", "breadcrumbs_ties", "sce")},
+        **{name: CROSSED for name in ("magmax", "emr", "pcb")},
     },
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_compilation():
+    """Programs here run for microseconds: compile them fast, not well."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 # ---------------------------------------------------------------- task vectors and programs
@@ -82,18 +102,21 @@ def stack(tasks: int, seed: int = 0) -> dict:
     return {name: rng.standard_normal((tasks, *shape)).astype(np.float32) for name, shape in SHAPES.items()}
 
 
-def numbers_as_arrays(operator):
-    return jax.tree.map(jnp.asarray, operator)
-
-
 @functools.cache
 def program():
-    return jax.jit(lambda operator, taus, tasks: traced.run(operator, taus, tasks, {}))
+    return jax.jit(jax.vmap(lambda operator, taus, tasks: traced.run(operator, taus, tasks, {})))
 
 
-def merged(name: str, taus: dict, tasks=None, **options) -> dict:
-    operator = numbers_as_arrays(METHODS[name](**options))
-    return jax.tree.map(np.asarray, program()(operator, taus, task_hashes(tasks, len(taus["norm.weight"]))))
+def both(name, first, second, *, names=(None, None), options=({}, {})) -> list[dict]:
+    """Two merges by one program: of two stacks, under two lists of names, with two values of the numbers."""
+    pair = lambda a, b: jax.tree.map(lambda x, y: np.stack([np.asarray(x), np.asarray(y)]), a, b)
+    hashes = [task_hashes(given, len(first["norm.weight"])) for given in names]
+    made = program()(pair(*[METHODS[name](**given) for given in options]), pair(first, second), pair(*hashes))
+    return [{leaf: np.asarray(x)[i] for leaf, x in made.items()} for i in range(2)]
+
+
+def merged(name: str, taus: dict, **options) -> dict:
+    return both(name, taus, taus, options=(options, options))[0]
 
 
 def error(got: dict, expected: dict) -> float:
@@ -114,16 +137,16 @@ def summed(taus: dict) -> dict:
 def homogeneous(name):
     """f(cX) = c·f(X), for negative c too."""
     taus = stack(count(name))
-    expected = {leaf: -3 * x for leaf, x in merged(name, taus).items()}
-    return error(merged(name, {leaf: -3 * x for leaf, x in taus.items()}), expected)
+    once, scaled = both(name, taus, {leaf: -3 * x for leaf, x in taus.items()})
+    return error(scaled, {leaf: -3 * x for leaf, x in once.items()})
 
 
 def permutation(name):
     """The order of tasks is irrelevant; draws follow their names."""
     taus, names = stack(count(name)), ["mnist", "cars", "svhn", "dtd"][: count(name)]
     order = np.roll(np.arange(count(name)), 1)
-    turned = merged(name, {leaf: x[order] for leaf, x in taus.items()}, [names[i] for i in order])
-    return error(turned, merged(name, taus, names))
+    turned = {leaf: x[order] for leaf, x in taus.items()}
+    return error(*both(name, turned, taus, names=([names[i] for i in order], names)))
 
 
 def identical(name):
@@ -147,13 +170,14 @@ def equivariant(name):
     Q, R = (np.linalg.qr(rng.standard_normal((n, n)))[0].astype(np.float32) for n in (12, 8))
     turn = lambda flat: {leaf: Q @ x @ R if leaf in matrices(flat) else x for leaf, x in flat.items()}
     taus = stack(count(name))
-    return error(matrices(merged(name, turn(taus))), matrices(turn(merged(name, taus))))
+    turned, straight = both(name, turn(taus), taus)
+    return error(matrices(turned), matrices(turn(straight)))
 
 
 def disjoint(name):
     """Task vectors without common entries merge to their sum."""
-    taus = stack(count(name))
-    owner = {leaf: np.arange(x[0].size).reshape(x[0].shape) % len(x) for leaf, x in taus.items()}
+    taus, rng = stack(count(name)), np.random.default_rng(3)
+    owner = {leaf: rng.permutation(x[0].size).reshape(x[0].shape) % len(x) for leaf, x in taus.items()}
     taus = {leaf: np.stack([np.where(owner[leaf] == t, x[t], 0) for t in range(len(x))]) for leaf, x in taus.items()}
     return error(merged(name, taus, **NEUTRAL.get(name, {})), summed(taus))
 
@@ -189,51 +213,52 @@ def test_exemptions_name_methods():
     assert all(reason for law in EXEMPT.values() for reason in law.values())
 
 
-# ---------------------------------------------------------------- what is kept, and what is not held on to
+# ---------------------------------------------------------------- engines, containers, transformations
+def float_options(name):
+    """The numbers of a method, by their defaults."""
+    parameters = inspect.signature(METHODS[name]).parameters.values()
+    return {p.name: p.default for p in parameters if isinstance(p.default, float)}
+
+
 @pytest.mark.parametrize("name", DATA_FREE)
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_names_shapes_and_dtypes_are_kept(name, dtype):
-    taus = {leaf: jax.ShapeDtypeStruct((count(name), *shape), dtype) for leaf, shape in SHAPES.items()}
-    jaxpr, made = jax.make_jaxpr(METHODS[name](), return_shape=True)(tree.unflatten(taus))
-    assert {leaf: (x.shape, x.dtype) for leaf, x in tree.flatten(made).items()} == {leaf: (shape, dtype) for leaf, shape in SHAPES.items()}
+def test_types_are_kept_and_no_arrays_held(name):
+    """Names, shapes and dtypes, without computing; the method's first number is traced from its factory on."""
+    taus = {leaf: jax.ShapeDtypeStruct((count(name), *shape), jnp.bfloat16) for leaf, shape in SHAPES.items()}
+    numbers = dict(list(float_options(name).items())[:1])
+    go = lambda taus, numbers: METHODS[name](**numbers)(taus)
+    jaxpr, made = jax.make_jaxpr(go, return_shape=True)(tree.unflatten(taus), numbers)
+    kept = {leaf: (shape, jnp.bfloat16) for leaf, shape in SHAPES.items()}
+    assert {leaf: (x.shape, x.dtype) for leaf, x in tree.flatten(made).items()} == kept
     assert all(np.size(constant) <= 16 for constant in jaxpr.consts), "an array in a closure"
 
 
-# ---------------------------------------------------------------- engines and containers
 @pytest.mark.parametrize("name", DATA_FREE)
-def test_eager_is_jitted_and_lists_are_stacks(name):
-    """Also: a task vector that is all zero makes nothing infinite, and nothing comes from nothing."""
-    operator, taus = METHODS[name](), stack(count(name))
-    eager = tree.flatten(operator(tree.unflatten(taus)))
-    assert error(merged(name, taus), eager) < TOLERANCE
-    listed = operator([tree.unflatten({leaf: x[t] for leaf, x in taus.items()}) for t in range(count(name))])
-    jax.tree.map(np.testing.assert_array_equal, tree.flatten(listed), eager)
-    one_zero = {leaf: np.concatenate([x[:-1], np.zeros_like(x[-1:])]) for leaf, x in taus.items()}
-    for made in (merged(name, one_zero), tree.flatten(operator(tree.unflatten(one_zero)))):
-        assert all(np.isfinite(x).all() for x in made.values())
-    assert all(not x.any() for x in merged(name, {leaf: np.zeros_like(x) for leaf, x in taus.items()}).values())
-
-
-@pytest.mark.parametrize("name", DATA_FREE)
-def test_nan_is_refused_by_name(name):
+def test_one_program_is_every_single_call(name):
+    """`jit` and `vmap` over a number give what eager calls give; a list is a stack; NaN is refused by name."""
     taus = stack(count(name))
+    nested = tree.unflatten(taus)
+    number, default = next(iter(float_options(name).items()), (None, None))
+    options = ({}, {number: 0.9 * default}) if number else ({}, {})
+    for given, made in zip(options, both(name, taus, taus, options=options), strict=True):
+        eager = tree.flatten(METHODS[name](**given)(nested))
+        assert all(eager[leaf].dtype == np.float32 for leaf in SHAPES)
+        assert error(made, eager) < TOLERANCE
+    eager = tree.flatten(METHODS[name]()(nested))
+    listed = METHODS[name]()([tree.unflatten({leaf: x[t] for leaf, x in taus.items()}) for t in range(count(name))])
+    jax.tree.map(np.testing.assert_array_equal, tree.flatten(listed), eager)
     taus["layers.1.weight"][0, 3, 2] = np.nan
     with pytest.raises(ValueError, match="NaN or infinite"):
         METHODS[name]()(tree.unflatten(taus))
 
 
-def float_options(name):
-    """The numbers of a method, by their defaults."""
-    return {p.name: p.default for p in inspect.signature(METHODS[name]).parameters.values() if isinstance(p.default, float)}
-
-
-@pytest.mark.parametrize("name", [name for name in DATA_FREE if float_options(name)])
-def test_vmap_sweeps_a_number(name):
-    option, default = next(iter(float_options(name).items()))
-    values, taus = [0.9 * default, default], stack(count(name))
-    sweep = jax.jit(jax.vmap(lambda value, taus: METHODS[name](**{option: value})(taus), (0, None)))(jnp.array(values), taus)
-    for i, value in enumerate(values):
-        assert error(jax.tree.map(lambda x, i=i: np.asarray(x[i]), sweep), merged(name, taus, **{option: value})) < TOLERANCE
+@pytest.mark.parametrize("name", DATA_FREE)
+def test_zero_task_vectors_are_harmless(name):
+    """One that is all zero makes nothing infinite, and nothing comes from nothing."""
+    taus = stack(count(name))
+    one = {leaf: np.concatenate([x[:-1], np.zeros_like(x[-1:])]) for leaf, x in taus.items()}
+    some, none = both(name, one, {leaf: np.zeros_like(x) for leaf, x in taus.items()})
+    assert all(np.isfinite(x).all() for x in some.values()) and any(x.any() for x in some.values())
+    assert not any(x.any() for x in none.values())
 
 
 # ---------------------------------------------------------------- one clear sentence
@@ -253,7 +278,12 @@ def test_densities_are_shares(name, density):
         METHODS[name](density=density)
 
 
-@pytest.mark.parametrize("name", ["average", "task_arithmetic", "dare", "della_linear", "breadcrumbs", "nuslerp", "multi_slerp", "karcher"])
+NORMALIZING = (
+    "average", "task_arithmetic", "dare", "della_linear", "breadcrumbs", "nuslerp", "multi_slerp", "karcher",
+)
+
+
+@pytest.mark.parametrize("name", NORMALIZING)
 def test_weights_that_sum_to_zero_cannot_be_normalized(name):
     options = {"normalize": True} if "normalize" in inspect.signature(METHODS[name]).parameters else {}
     with pytest.raises(ValueError, match=r"the weights \[1.0, -1.0\] sum to 0 and cannot be normalized"):
@@ -267,10 +297,10 @@ def test_weights_are_as_many_as_tasks(name):
 
 
 @pytest.mark.parametrize("name, option", [
-    ("ties", {"reduce": "median"}), ("ties", {"zero": "-"}), ("ties", {"sign": "sum"}), ("ties", {"elect": "never"}), ("ties", {"divide": "n"}),
-    ("ties", {"scope": "tensor"}), ("dare", {"rescale": "l2"}), ("della", {"rescale": "l2"}), ("magmax", {"ties": "both"}),
-    ("slerp", {"unit": "tensor"}), ("model_stock", {"angle": "radians"}), ("consensus", {"base": "mean"}), ("consensus", {"comparator": "<"}),
-    ("lines", {"norm": "l3"})])
+    ("ties", {"reduce": "median"}), ("ties", {"zero": "-"}), ("ties", {"sign": "sum"}), ("ties", {"elect": "never"}),
+    ("ties", {"divide": "n"}), ("ties", {"scope": "tensor"}), ("dare", {"rescale": "l2"}), ("della", {"rescale": "l2"}),
+    ("magmax", {"ties": "both"}), ("slerp", {"unit": "tensor"}), ("model_stock", {"angle": "radians"}),
+    ("consensus", {"base": "mean"}), ("consensus", {"comparator": "<"}), ("lines", {"norm": "l3"})])
 def test_options_say_what_there_is(name, option):
     with pytest.raises(ValueError, match=rf"no {next(iter(option))} '.*'; .*there are"):
         METHODS[name](**option)
