@@ -120,6 +120,13 @@ def test_only_and_exclude(tmp_path):
         match(open_checkpoint(base), {"a": open_checkpoint(a)}, policies={"mising": "base"})
 
 
+def test_tensors_without_entries_pass(tmp_path):
+    base = write(tmp_path / "base", {**BODY, "none": np.zeros((0, 3), np.float32)})
+    a = write(tmp_path / "a", {**{n: x + 1 for n, x in BODY.items()}, "none": np.zeros((0, 3), np.float32)})
+    made = merge(base, [a], tmp_path / "out")
+    assert made["none"].shape == (0, 3) and (made["layers.0.w"] == 2).all()
+
+
 def test_names_of_models():
     assert recipe.named(["runs/cars", "eu=runs/eurosat"]) == {"cars": "runs/cars", "eu": "runs/eurosat"}
     assert recipe.named("a/model.safetensors") == {"model": "a/model.safetensors"}

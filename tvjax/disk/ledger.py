@@ -17,7 +17,7 @@ from tvjax.disk.readers import Opened
 from tvjax.disk.writers import Shard
 
 NAME = "ledger.jsonl"
-BLOCK = 1 << 20
+BLOCK = 1 << 18  # bytes that are hashed at a time
 
 
 class Past(NamedTuple):
@@ -96,10 +96,15 @@ def _hash_of(file, begin: int, count: int) -> str:
 def tensor_hash(checkpoint: Opened, name: str) -> str:
     """SHA-256 of a tensor's bytes in its file."""
     digest = hashlib.sha256()
-    info = checkpoint.tensors[name]
-    entries = max(1, BLOCK // info.dtype.itemsize)
-    for start in range(0, info.size, entries):
-        digest.update(checkpoint.read(name, start, min(start + entries, info.size)).view(np.uint8).data)
+    info, read_into = checkpoint.tensors[name], getattr(checkpoint, "read_into", None)
+    held = np.empty(max(1, min(BLOCK // info.dtype.itemsize, info.size)), info.dtype)
+    for start in range(0, info.size, len(held)):
+        part = held[: min(len(held), info.size - start)]
+        if read_into is None:
+            part = checkpoint.read(name, start, start + len(part))
+        else:
+            read_into(name, start, part)
+        digest.update(part.view(np.uint8).data)
     return digest.hexdigest()
 
 
@@ -127,7 +132,7 @@ class Sums(NamedTuple):
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
 
 
-def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 13) -> Sums:
+def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 14) -> Sums:
     """The sums over one piece, taus (tasks, entries) and delta (entries,); in blocks that a cache holds."""
     tasks, found = len(taus), []
     with np.errstate(all="ignore"):  # where what is not finite is allowed

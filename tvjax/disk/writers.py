@@ -137,7 +137,8 @@ def free_bytes(folder: Path) -> int:
     """Free bytes on the disk where `folder` is, or will be."""
     while not folder.exists():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    found = shutil.disk_usage(folder)
+    return found.free if found.total else 1 << 62  # some file systems do not count
 
 
 def sync_folder(folder: Path) -> None:
