@@ -5,6 +5,7 @@ seeds appear as their mean, with the sample standard deviation where there is ro
 """
 import io
 import math
+import operator
 
 import numpy as np
 from matplotlib import colormaps
@@ -66,7 +67,7 @@ def radar(rows, *, tasks: int) -> Figure:
     axes.plot(np.linspace(0, 2 * math.pi, 200), np.full(200, 100), color="#222222", linewidth=0.8, linestyle="--")
     axes.set_xticks(angles, names, fontsize=8)
     axes.tick_params(axis="x", pad=7)
-    axes.set_rlabel_position(180 / len(names))
+    axes.set_rlabel_position(180 / len(names))  # pyright: ignore[reportAttributeAccessIssue]: polar axes have it
     axes.set_ylim(0, max(105.0, axes.get_ylim()[1]))
     axes.tick_params(axis="y", labelsize=7)
     axes.grid(color=STYLE["grid"], linewidth=0.6)
@@ -171,7 +172,7 @@ def _means(rows, *keys):
     """{key or (key, …): mean value}, in order of appearance."""
     found: dict = {}
     for row in rows:
-        found.setdefault(tuple(row[key] for key in keys) if len(keys) > 1 else row[keys[0]], []).append(row["value"])
+        found.setdefault(operator.itemgetter(*keys)(row), []).append(row["value"])
     return {key: sum(values) / len(values) for key, values in found.items()}
 
 

@@ -4,6 +4,7 @@ import functools
 import html
 import json
 import pathlib
+import statistics
 import struct
 from typing import Any, NamedTuple
 
@@ -68,7 +69,7 @@ def table(run: Run, metric: str, tasks: int) -> results.Table:
     chosen = results.select(run.rows, metric=metric, split="test", tasks=tasks)
     chosen = sorted(chosen, key=lambda row: row["task"] != "average")
     several = len({row["seed"] for row in chosen}) > 1
-    found = results.pivot(chosen, **({"reduce": results.mean_std} if several else {}))
+    found = results.pivot(chosen, reduce=results.mean_std if several else statistics.fmean)
     order = ["zero-shot", *plotting.methods(run.rows), "fine-tuned"]
     return found._replace(lines=tuple(sorted(found.lines, key=lambda line: order.index(line[0]))))
 

@@ -1,4 +1,6 @@
 """The words of a report: what came out, how it was measured, what every method saw, what it cost."""
+import math
+
 from tvjax import results
 from tvjax.plotting import methods
 
@@ -50,7 +52,7 @@ def edges(run) -> str:
     tops: dict[tuple, float] = {}
     for row in results.select(run.rows, metric="trace"):
         place = row["method"], row["tasks"]
-        tops[place] = max(row["scale"], tops.get(place, row["scale"]))
+        tops[place] = max(row["scale"], tops.get(place, -math.inf))
     chosen = results.select(run.rows, metric="accuracy", split="test", task="average", method=list(methods(run.rows)))
     found = dict.fromkeys(f"{row['method']} ({row['tasks']} tasks)" for row in chosen
                           if row["scale"] == tops.get((row["method"], row["tasks"])))

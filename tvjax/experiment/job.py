@@ -5,6 +5,7 @@ has done is reused: task vectors by hash of recipe, data and base, accuracies by
 """
 import json
 import pathlib
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -100,4 +101,4 @@ def final_table(found: list[dict], tasks: int) -> results.Table:
     """Methods by their average (normalised) accuracy on the test split of the suite of so many tasks."""
     chosen = results.select(found, split="test", task=rows.AVERAGE, tasks=tasks)
     several = len({row["seed"] for row in chosen}) > 1
-    return results.pivot(chosen, columns="metric", **({"reduce": results.mean_std} if several else {}))
+    return results.pivot(chosen, columns="metric", reduce=results.mean_std if several else statistics.fmean)

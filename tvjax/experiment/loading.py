@@ -42,7 +42,8 @@ def problem(plan: Plan) -> Problem:
     if not plan.allow_nonfinite:
         check_finite(found.params, found.path)
     _check_fit(found)
-    predict = predictor(found.model, *(tuple(getattr(found.processor, name)) for name in ("image_mean", "image_std")))
+    model: Any = found.model  # hashable, though its type does not say so
+    predict = predictor(model, *(tuple(getattr(found.processor, name)) for name in ("image_mean", "image_std")))
     heads = {task: head(found, task) for task in plan.tasks}
     splits = {task: {split: _some(task, split, plan.examples[split]) for split in SPLITS} for task in plan.tasks}
     base = checkpoints.content_hash(found.params)
@@ -73,7 +74,7 @@ def check_finite(params, where) -> None:
 
 
 @functools.cache
-def predictor(model, mean, std):
+def predictor(model: Any, mean, std):
     """predict(θ, head, uint8 images) -> logits."""
     features = clip.image_features(model)
 
@@ -87,12 +88,13 @@ def head(found: clip.Pretrained, name: str):
     task = glyphs.task(name)
     tokenize = lambda prompts: found.tokenizer(prompts, padding="max_length", truncation=True, return_tensors="np",
                                                max_length=found.model.config.text.positions)["input_ids"]
-    return evaluation.zero_shot_head(_encode_text(found.model), found.params, tokenize, task.classnames, task.templates,
+    model: Any = found.model
+    return evaluation.zero_shot_head(_encode_text(model), found.params, tokenize, task.classnames, task.templates,
                                      logit_scale=found.params["logit_scale"])
 
 
 @functools.cache
-def _encode_text(model):
+def _encode_text(model: Any):
     features = clip.text_features(model)
     return lambda params, ids: features(params, ids)
 

@@ -50,7 +50,7 @@ def _short(value, most: int = 60) -> str:
 
 def write_text(path, text: str) -> None:
     """Writes a text file whole or not at all."""
-    checkpoints.replace({pathlib.Path(path): lambda partial: partial.write_text(text, encoding="utf-8")})
+    checkpoints.replace({pathlib.Path(path): checkpoints.text_writer(text)})
 
 
 def write_rows(path, rows, **hashes) -> None:
