@@ -1,5 +1,6 @@
 """TSV-C (Gargiulo et al., 2025, arXiv:2412.00081): each matrix of a task vector as its leading singular triplets."""
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -38,5 +39,10 @@ def _triplets(x, density) -> Any:
     k = max(1, int(np.floor(density * min(x.shape) + 1e-6)))
     if k * sum(x.shape) >= x.size:
         return x  # the factors would be larger than the matrix
-    found = svd(jax.numpy.asarray(x), k=k)
+    return _leading(x, k=k)
+
+
+@functools.partial(jax.jit, static_argnames="k")
+def _leading(x, *, k: int) -> Triplets:
+    found = svd(x, k=k)
     return Triplets(found.U * found.s[None], found.V)

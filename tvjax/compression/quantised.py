@@ -109,11 +109,16 @@ def rtvq(*, base: int = 3, offset: int = 2) -> Codec:
         return per_leaf(lambda x: quantise(x, width=base), mean()(taus))
 
     def own(shared, tau, index):
-        return per_leaf(lambda x, node: quantise(x - node.restored(), width=offset), tau, shared)
+        return per_leaf(lambda x, node: _offset(x, node, width=offset), tau, shared)
 
     def restore(shared, own):
         return per_leaf(lambda node, more: node.restored() + more.restored(), shared, own)
     return Codec(f"rtvq {base}+{offset} bits", share, own, restore)
+
+
+@functools.partial(jax.jit, static_argnames="width")
+def _offset(x, node: Quantised, *, width: int) -> Quantised:
+    return quantise(x - node.restored(), width=width)
 
 
 def _check(width) -> None:

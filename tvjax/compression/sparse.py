@@ -211,6 +211,11 @@ def _stratified(x, rate: float, width: int, seeds) -> Sparse:
 
 
 def _nuclear(tau) -> float:
-    """The sum of the singular values of all matrices."""
-    return float(sum(np.linalg.svd(np.asarray(x, np.float32), compute_uv=False).sum()
-                     for x in jax.tree.leaves(tau) if np.ndim(x) == 2))
+    """The sum of the singular values of all matrices, as roots of the smaller Gram matrix's eigenvalues."""
+    matrices = [np.asarray(x, np.float64) for x in jax.tree.leaves(tau) if np.ndim(x) == 2]
+    return float(sum(_singular_values(x).sum() for x in matrices))
+
+
+def _singular_values(x: np.ndarray) -> np.ndarray:
+    gram = x @ x.T if len(x) <= x.shape[1] else x.T @ x
+    return np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
