@@ -21,7 +21,7 @@ def get_config(arg=""):
         counts=(2, 4),                # merge the first 2 and all 4 task vectors
         seeds=(0,),                   # of fine-tuning
         examples=dict(train=2400, val=250, test=1000),
-        finetune=dict(steps=150, batch=64, lr=2e-4, warmup=15, weight_decay=0.1),
+        finetune=dict(steps=120, batch=64, lr=3e-4, warmup=12, weight_decay=0.1),
         finetuned=(),                 # models that need no fine-tuning: ("greek=path/to/directory",)
         merges=(
             ConfigDict(dict(name="average")),
