@@ -74,9 +74,9 @@ def test_mixed_batches_by_vmap():
 def test_blocks_hold_every_example_once(examples, count, block):
     for seed in range(4):
         tasks = jnp.asarray(np.random.default_rng(seed).integers(0, count, examples), jnp.int32)
-        places, owners = switch.blocks(tasks, count, block=block)
-        assert set(np.asarray(places).reshape(-1).tolist()) == set(range(examples))
-        assert np.all(np.asarray(tasks)[np.asarray(places)] == np.asarray(owners)[:, None])
+        places, owners, used = map(np.asarray, switch.blocks(tasks, count, block=block))
+        assert set(places[used].reshape(-1).tolist()) == set(range(examples)) and np.all(places[~used] == examples)
+        assert np.all(np.asarray(tasks)[places[used]] == owners[used][:, None])
         assert len(owners) <= count + max(examples - count, 0) // block
 
 

@@ -23,12 +23,13 @@ LEAF = (3072, 768)
 def make(folder: pathlib.Path, entries: int, tasks: int) -> dict[str, pathlib.Path]:
     """A base and its fine-tuned models as files, of leaves of a ViT's size; those that are there are kept."""
     count = max(1, entries // (LEAF[0] * LEAF[1]))
-    base = folder / "base"
+    base, models = folder / "base", {f"task{t}": folder / f"task{t}" for t in range(tasks)}
+    if all(path.exists() for path in (base, *models.values())):
+        return {"base": base, **models}
     draws = np.random.default_rng(0)
     theta0 = {"layers": {str(i): {"weight": draws.normal(size=LEAF).astype(np.float32)} for i in range(count)}}
     if not base.exists():
         checkpoints.save(theta0, base)
-    models = {f"task{t}": folder / f"task{t}" for t in range(tasks)}
     for path in models.values():
         if not path.exists():
             moved = jax.tree.map(lambda x: x + np.float32(0.01) * draws.normal(size=x.shape).astype(np.float32), theta0)

@@ -58,30 +58,34 @@ def mixed(apply: Callable, theta0, tau, masks, tasks, x, factors=None, *, block:
     Examples are sorted by task and cut into blocks of one task each, and a loop takes the blocks one by one. So one
     task's parameters exist at a time: memory P, not examples·P. There are at most T + (examples − T)/block blocks: a
     batch costs up to examples + (block − 1)·T forward passes of an example, and one switch a block. Small blocks waste
-    fewer examples, large ones fewer switches.
+    fewer examples, large ones fewer switches; blocks that this batch does not need are passed over.
 
     >>> masks = packed.stack([{"w": packed.pack(jnp.array([i == 1]))} for i in range(2)])
-    >>> run = lambda params, x: x * params["w"]
+    >>> run = lambda params, x: x * params["w"][None]
     >>> mixed(run, {"w": jnp.ones(1)}, {"w": jnp.ones(1)}, masks, jnp.array([1, 0]), jnp.array([[3.0], [3.0]])).tolist()
     [[6.0], [3.0]]
     """
     if block < 1:
         raise ValueError(f"a block has at least one example; got block={block}")
     tasks = jnp.clip(jnp.asarray(tasks).astype(jnp.int32), 0, packed.count_tasks(masks) - 1)
-    places, owners = blocks(tasks, packed.count_tasks(masks), block=block)
+    places, owners, used = blocks(tasks, packed.count_tasks(masks), block=block)
 
-    def one(_, part):
-        rows, owner = part
+    def run(rows, owner):
         params = params_for(theta0, tau, masks, owner, factors)
-        return None, apply(params, jax.tree.map(lambda leaf: leaf[rows], x))
-    _, out = jax.lax.scan(one, None, (places, owners))
+        return apply(params, jax.tree.map(lambda leaf: leaf[rows], x))
+
+    def spare(rows, owner):
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(run, rows, owner))
+    one = lambda _, part: (None, jax.lax.cond(part[2], run, spare, part[0], part[1]))
+    _, out = jax.lax.scan(one, None, (places, owners, used))
     return jax.tree.map(lambda leaf: _back(leaf, places, tasks.shape[0]), out)
 
 
 def blocks(tasks, count: int, *, block: int):
-    """(places, owners): the examples of every block, (blocks, block), and the task of each, (blocks,).
+    """(places, owners, used): the examples of every block, (blocks, block), its task and whether it is one, (blocks,).
 
-    A block that is not full repeats its task's last example; spare blocks at the end repeat one of the last task.
+    A block that is not full repeats its task's last example. There are as many blocks as any batch may need; of this
+    batch's, those at the end are spare, hold the number of examples for a place, and need no work.
     """
     examples = tasks.shape[0]
     sizes = jnp.zeros((count,), jnp.int32).at[tasks].add(1)
@@ -94,13 +98,14 @@ def blocks(tasks, count: int, *, block: int):
     within = (number - (ends - needed)[owners]) * block
     rank = within[:, None] + jnp.arange(block, dtype=jnp.int32)[None]
     rank = jnp.clip(rank, 0, (sizes[owners] - 1)[:, None])
-    return order[starts[owners][:, None] + rank], owners
+    used = number < ends[-1]
+    return jnp.where(used[:, None], order[starts[owners][:, None] + rank], examples), owners, used
 
 
 def _back(leaf, places, examples: int):
     """Results (blocks, block, …) in the order of the examples; repeated ones are equal, so any of them will do."""
     flat = leaf.reshape(-1, *leaf.shape[2:])
-    return jnp.zeros((examples, *flat.shape[1:]), flat.dtype).at[places.reshape(-1)].set(flat)
+    return jnp.zeros((examples, *flat.shape[1:]), flat.dtype).at[places.reshape(-1)].set(flat, mode="drop")
 
 
 def per_example(apply: Callable, theta0, tau, masks, tasks, x, factors=None):
