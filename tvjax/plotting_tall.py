@@ -48,7 +48,8 @@ def profile_by(rows, *, tasks: int, by: str) -> Figure:
         panel.set_title(name, fontsize=9)
         panel.set_xlabel("entries (%)")
     panels[0].invert_yaxis()
-    panels[-1].legend(frameon=False, fontsize=7, loc="lower right")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, frameon=False, fontsize=7, ncols=3, loc="outside lower center")
     return figure
 
 
@@ -89,9 +90,9 @@ def pareto(rows, *, tasks: int) -> Figure:
     for i, name in enumerate(dict.fromkeys(row["method"] for row in chosen)):
         mine = results.select(chosen, method=name)
         values = [100 * row["value"] for row in mine]
-        axes.errorbar(np.mean([row["bits_per_weight"] for row in mine]), np.mean(values),
-                      np.std(values, ddof=1) if len(values) > 1 else 0, marker=MARKERS[i % 8], color=COLOURS[i % 8],
-                      label=name, markersize=6, linestyle="none", linewidth=0.8)
+        mean, spread = results.mean_std(values)
+        axes.errorbar(np.mean([row["bits_per_weight"] for row in mine]), mean, spread,
+                      marker=MARKERS[(i + i // 8) % 8], color=COLOURS[i % 8], label=name, markersize=6, linestyle="none", linewidth=0.8)
     axes.axhline(100, color="#222222", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("bits for each weight and task (32: task vectors as they are)")

@@ -105,7 +105,8 @@ def over_lambda(rows, tasks: int) -> str:
 def over_k(rows, tasks: int) -> str:
     """Consensus by base and k."""
     chosen = results.select(rows, metric="normalised accuracy", split="test", task="average", tasks=tasks)
-    return results.markdown(_pivot([row for row in chosen if "k" in row], index="base", columns="k"), scale=100)
+    mine = sorted((row for row in chosen if "k" in row), key=lambda row: row["k"])
+    return results.markdown(_pivot(mine, index="base", columns="k"), scale=100)
 
 
 def control(rows) -> str:
@@ -117,7 +118,8 @@ def control(rows) -> str:
 
 def curve(rows) -> str:
     """Methods by number of tasks."""
-    return results.markdown(_pivot(results.select(rows, metric="curve normalised"), columns="tasks"), scale=100)
+    chosen = sorted(results.select(rows, metric="curve normalised"), key=lambda row: row["tasks"])
+    return results.markdown(_pivot(chosen, columns="tasks"), scale=100)
 
 
 def _pivot(chosen, *, index: str = "method", columns: str) -> results.Table:
