@@ -92,7 +92,8 @@ def pareto(rows, *, tasks: int) -> Figure:
         values = [100 * row["value"] for row in mine]
         mean, spread = results.mean_std(values)
         axes.errorbar(np.mean([row["bits_per_weight"] for row in mine]), mean, spread,
-                      marker=MARKERS[(i + i // 8) % 8], color=COLOURS[i % 8], label=name, markersize=6, linestyle="none", linewidth=0.8)
+                      marker=MARKERS[(i + i // 8) % 8], color=COLOURS[i % 8], label=name, markersize=6,
+                      linestyle="none", linewidth=0.8)
     axes.axhline(100, color="#222222", linewidth=0.8, linestyle="--")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("bits for each weight and task (32: task vectors as they are)")
