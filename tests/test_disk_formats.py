@@ -184,3 +184,152 @@ def test_a_torchscript_archive_is_refused(tmp_path):
     (tmp_path / "x.bin").write_bytes(buffer.getvalue())
     with pytest.raises(ValueError, match="is no zip"):
         open_checkpoint(tmp_path / "x.bin")
+
+
+# ---------------------------------------------------------------- arrays
+def some():
+    rng = np.random.default_rng(0)
+    return {"a.w": rng.standard_normal((3, 4)).astype(np.float32), "a.turned": np.asfortranarray(rng.random((3, 4, 2))),
+            "scale": np.float16(2.5) * np.ones((), np.float16), "ids": np.arange(3), "none": np.zeros((0, 2))}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_npz(save, tmp_path):
+    save(tmp_path / "model.npz", **some())
+    same(open_checkpoint(tmp_path), some())
+    same(open_checkpoint(tmp_path / "model.npz"), some())
+
+
+def test_npz_with_objects_and_others_is_refused(tmp_path):
+    import ml_dtypes
+
+    for name, x, said in (("o", np.array([Runs(os.mkdir, str(tmp_path / "ran"))]), "o is of pickled objects"),
+                          ("b", np.ones(2, ml_dtypes.bfloat16), "bfloat16 and others are kept by safetensors"),
+                          ("c", np.array(["text"]), "readable are native floats"), ("d", np.ones(2, ">f4"), "native")):
+        np.savez(tmp_path / "m.npz", **{name: x})
+        with pytest.raises(ValueError, match=said):
+            open_checkpoint(tmp_path / "m.npz")
+    assert not (tmp_path / "ran").exists()
+    np.savez(tmp_path / "m.npz", **some())
+    whole = (tmp_path / "m.npz").read_bytes()
+    rng, refused = np.random.default_rng(1), 0
+    for case in range(200):
+        data = bytearray(whole)
+        data[rng.integers(len(data))] = rng.integers(256)
+        (tmp_path / "m.npz").write_bytes(data[: rng.integers(len(data))] if case % 4 == 0 else data)
+        try:
+            opened = open_checkpoint(tmp_path / "m.npz")
+            for name in opened.tensors:
+                opened.whole(name)
+            opened.close()
+        except ValueError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 50 < refused < 200
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_orbax(nested, tmp_path):
+    import jax.numpy as jnp
+    from orbax.checkpoint import v1
+
+    arrays = {"a": {"w": jnp.arange(12.0).reshape(3, 4), "b": jnp.ones(2, jnp.bfloat16)}, "ids": np.arange(3)}
+    v1.save(tmp_path / "state", {"params": arrays} if nested else arrays)
+    expected = {"a.w": np.asarray(arrays["a"]["w"]), "a.b": np.asarray(arrays["a"]["b"]), "ids": arrays["ids"]}
+    same(open_checkpoint(tmp_path / "state"), expected)
+
+
+# ---------------------------------------------------------------- names of open_clip
+def open_clip(text=True, layers=2, width=4):
+    rng = np.random.default_rng(0)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
+    flat = {"visual.conv1.weight": draw(width, 3, 2, 2), "visual.class_embedding": draw(width),
+            "visual.positional_embedding": draw(5, width), "visual.proj": draw(width, 3), "logit_scale": draw()}
+    if text:
+        flat |= {"token_embedding.weight": draw(7, width), "positional_embedding": draw(6, width),
+                 "text_projection": draw(width, 3)}
+    for norm in ("visual.ln_pre", "visual.ln_post", *(["ln_final"] if text else [])):
+        flat |= {f"{norm}.weight": draw(width), f"{norm}.bias": draw(width)}
+    for tower in ("visual.", *([""] if text else [])):
+        for i in range(layers):
+            at = f"{tower}transformer.resblocks.{i}"
+            flat |= {f"{at}.attn.in_proj_weight": draw(3 * width, width), f"{at}.attn.in_proj_bias": draw(3 * width),
+                     f"{at}.attn.out_proj.weight": draw(width, width), f"{at}.attn.out_proj.bias": draw(width),
+                     f"{at}.mlp.c_fc.weight": draw(8, width), f"{at}.mlp.c_fc.bias": draw(8),
+                     f"{at}.mlp.c_proj.weight": draw(width, 8), f"{at}.mlp.c_proj.bias": draw(width)}
+            for norm in ("ln_1", "ln_2"):
+                flat |= {f"{at}.{norm}.weight": draw(width), f"{at}.{norm}.bias": draw(width)}
+    return flat
+
+
+def save(path, flat):
+    import safetensors.numpy
+
+    safetensors.numpy.save_file({n: np.ascontiguousarray(x).reshape(np.shape(x)) for n, x in flat.items()}, path)
+    return path
+
+
+def hugging_face(flat):
+    """The same numbers as transformers names them, written down once more by hand."""
+    found = {}
+    for name, x in flat.items():
+        block = name.split(".resblocks.")
+        if len(block) == 2:
+            layer, _, rest = block[1].partition(".")
+            at = f"{'vision' if name.startswith('visual') else 'text'}_model.encoder.layers.{layer}."
+            if "in_proj" in rest:
+                for letter, part in zip("qkv", np.split(x, 3), strict=True):
+                    found[f"{at}self_attn.{letter}_proj.{rest.rpartition('_')[2]}"] = part
+                continue
+            for old, new in (("attn.out_proj", "self_attn.out_proj"), ("mlp.c_fc", "mlp.fc1"), ("ln_", "layer_norm"),
+                             ("mlp.c_proj", "mlp.fc2")):
+                rest = rest.replace(old, new)
+            found[at + rest] = x
+        elif name in ("visual.proj", "text_projection"):
+            found[{"visual.proj": "visual_projection.weight"}.get(name, "text_projection.weight")] = x.T
+        else:
+            new = (name.replace("visual.conv1", "vision_model.embeddings.patch_embedding")
+                   .replace("visual.class", "vision_model.embeddings.class")
+                   .replace("visual.positional_embedding", "vision_model.embeddings.position_embedding.weight")
+                   .replace("visual.ln_pre", "vision_model.pre_layrnorm")
+                   .replace("visual.ln_post", "vision_model.post_layernorm")
+                   .replace("token_embedding", "text_model.embeddings.token_embedding")
+                   .replace("ln_final", "text_model.final_layer_norm"))
+            found["text_model.embeddings.position_embedding.weight" if name == "positional_embedding" else new] = x
+    return found
+
+
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("text", [False, True])
+def test_open_clip_is_seen_under_hugging_face_names(text, prefix, tmp_path):
+    flat = open_clip(text)
+    file = save(tmp_path / "clip.safetensors", {prefix + name: x for name, x in flat.items()} | {
+        f"{prefix}input_resolution": np.array(4)})
+    same(open_checkpoint(file), hugging_face(flat))
+
+
+def test_the_names_are_those_of_transformers(tmp_path):
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tower = dict(hidden_size=4, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1)
+    config = transformers.CLIPConfig(
+        text_config=dict(**tower, vocab_size=7, max_position_embeddings=6),
+        vision_config=dict(**tower, image_size=4, patch_size=2), projection_dim=3)
+    theirs = {n: tuple(x.shape) for n, x in transformers.CLIPModel(config).state_dict().items()
+              if not n.endswith("position_ids")}
+    opened = open_checkpoint(save(tmp_path / "clip.safetensors", open_clip()))
+    assert {name: info.shape for name, info in opened.tensors.items()} == theirs
+    opened.close()
+
+
+def test_half_of_open_clip_is_refused(tmp_path):
+    flat = open_clip()
+    for change, said in (({"visual.trunk.0.weight": np.ones(2)}, "visual.trunk.0.weight have no Hugging Face name"),
+                         ({"head.weight": np.ones(2)}, "head.weight have no Hugging Face name"),
+                         ({"visual.proj": None}, "visual_projection.weight would be missing"),
+                         ({"visual.transformer.resblocks.1.attn.in_proj_bias": None}, "q_proj.bias.* be missing")):
+        broken = {name: x for name, x in {**flat, **change}.items() if x is not None}
+        with pytest.raises(ValueError, match=said):
+            open_checkpoint(save(tmp_path / "clip.safetensors", broken))
+    residual = {"visual.conv1.weight": np.ones((2, 3, 1, 1)), "visual.layer1.0.conv1.weight": np.ones((2, 2, 1, 1))}
+    same(open_checkpoint(save(tmp_path / "clip.safetensors", residual)), residual)

@@ -116,6 +116,8 @@ def _close(numbers: list[int]) -> None:
 # ---------------------------------------------------------------- which format
 OPENERS: list[tuple[Callable[[Path], Path | None], Callable[[Path, str], Any]]] = []
 """(what to open of a path, None where it is another format; how to open that), asked in order."""
+VIEWS: list[Callable[[Any, Any], Any]] = []
+"""What an opened checkpoint is seen through, given it and the merge's base if known: other names, an adapter fused."""
 
 
 def weights_file(path: Path) -> Path | None:
@@ -132,21 +134,32 @@ def weights_file(path: Path) -> Path | None:
 OPENERS.append((weights_file, Safetensors))
 
 
-def open_checkpoint(where: str | os.PathLike, *, revision: str | None = None) -> Any:
+def open_checkpoint(where: str | os.PathLike, *, revision: str | None = None, base: Opened | None = None) -> Any:
     """The checkpoint at `where`: a directory, a weights file or a shard index, or a hub id `owner/name[@revision]`.
 
-    Nothing but headers is read. Raises ValueError with one sentence where there is none, or a broken one.
+    Nothing but headers is read. base: what an adapter is fused with; by default the model that it names itself. Raises
+    ValueError with one sentence where there is none, or a broken one.
     """
     path = Path(where)
     if not path.exists():
         path = _from_hub(str(where), revision)
     for find, opener in OPENERS:
         if (found := find(path)) is not None:
-            return opener(found, str(where))
+            return _seen(opener(found, str(where)), base)
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir())
         raise ValueError(f"{path} holds no {WEIGHTS[0]}; it holds {tree.listing(names, 5) or 'nothing'}")
     raise ValueError(f"{path} is no checkpoint: give a directory, a .safetensors file or a shard index")
+
+
+def _seen(opened: Any, base: Opened | None) -> Any:
+    try:
+        for view in VIEWS:
+            opened = view(opened, base)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
 def _from_hub(where: str, revision: str | None) -> Path:
@@ -191,4 +204,5 @@ def read_config(side: Mapping[str, Path]) -> dict[str, Any]:
     return found
 
 
-__all__ = ["OPENERS", "Entry", "Opened", "Safetensors", "TensorInfo", "open_checkpoint", "read_config", "side_files"]
+__all__ = ["OPENERS", "VIEWS", "Entry", "Opened", "Safetensors", "TensorInfo", "open_checkpoint", "read_config",
+           "side_files"]
