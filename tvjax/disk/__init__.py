@@ -3,7 +3,7 @@
     from tvjax import disk
     disk.merge_checkpoints("BASE", ["A", "B"], "OUT", "ties", options={"density": 0.2})
 """
-from tvjax.disk import arrays, openclip, pickles  # noqa: F401 (each adds itself to OPENERS or VIEWS)
+from tvjax.disk import adapters, arrays, openclip, pickles  # noqa: F401 (they add to OPENERS and VIEWS)
 from tvjax.disk.merge import merge_checkpoints, run
 from tvjax.disk.readers import OPENERS, Opened, TensorInfo, open_checkpoint
 from tvjax.disk.recipe import Recipe, from_yaml, to_yaml

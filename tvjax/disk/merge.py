@@ -129,7 +129,7 @@ class prepare:
         found, problems = {}, []
         for label, where in {"": recipe_.base, **recipe_.models}.items():
             try:
-                found[label] = open_checkpoint(where)
+                found[label] = open_checkpoint(where, base=found.get(""))
                 self.opened.append(found[label])
             except (ValueError, OSError) as error:
                 problems.append(str(error))
