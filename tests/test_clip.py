@@ -140,8 +140,8 @@ def test_the_models_transformations():
 
 
 def test_tabulates():
-    pixels, ids, mask = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs())
-    assert "vision_model" in clip.CLIP(TINY).tabulate(jax.random.key(0), pixels, ids, mask)
+    table = clip.CLIP(TINY).tabulate(jax.random.key(0), *inputs(), compute_flops=False, compute_vjp_flops=False)
+    assert "vision_model" in table
 
 
 def test_interceptors_see_every_linear_map_by_its_path():

@@ -112,5 +112,6 @@ class Attention(nn.Module):
         key = split(Linear(width, std=self.in_std, name="k_proj")(x))
         value = split(Linear(width, std=self.in_std, name="v_proj")(x))
         seen = None if mask is None else mask[:, None, None, :]
-        y = jax.nn.dot_product_attention(query, key, value, mask=seen, is_causal=self.causal, implementation="xla")
+        with jax.numpy_dtype_promotion("standard"):  # jax 0.10 takes its softmax in float32 whatever the inputs are
+            y = jax.nn.dot_product_attention(query, key, value, mask=seen, is_causal=self.causal, implementation="xla")
         return Linear(width, std=self.out_std, name="out_proj")(y.reshape(x.shape))
