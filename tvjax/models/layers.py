@@ -11,8 +11,26 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int
 
+
+@jax.custom_jvp
+def quick_gelu(x: Array) -> Array:
+    """x · σ(1.702 x), σ(y) taken as ½(1 + tanh(y/2)): faster code on CPU, and one tanh for value and derivative."""
+    return x * _gate(x)
+
+
+def _gate(x: Array) -> Array:
+    return 0.5 + 0.5 * jnp.tanh(0.851 * x)
+
+
+@quick_gelu.defjvp
+def _quick_gelu_jvp(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    gate = _gate(x)
+    return x * gate, dx * (gate + 1.702 * x * gate * (1 - gate))
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "quick_gelu": quick_gelu,
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "gelu_fast": lambda x: jax.nn.gelu(x, approximate=True),
