@@ -9,6 +9,7 @@ random steps draw by that name. OUT holds a model, its card, ledger.jsonl and re
 
     python -m tvjax.run --config=configs/merge.py --config.recipe=OUT/recipe.yaml --config.out=AGAIN
 
+A recipe may be mergekit's too, or a method's of FusionBench (with --config.base and --config.models).
 An interrupted merge is continued by the same command. What it costs: one reading of all inputs, and one more for each
 statistic of the whole model that the method takes (TIES: three).
 """
@@ -30,7 +31,7 @@ def get_config(arg="ties"):
         base="",                      # the pretrained model
         models="",                    # the fine-tuned ones: A,B,C or eu=A,cars=B
         out="",                       # the directory to write
-        recipe="",                    # a recipe.yaml instead of method, base and models
+        recipe="",                    # a recipe.yaml, ours or mergekit's, instead of method, base and models
         plan=False,                   # tell what would be done, and do nothing
         only="",                      # a regular expression: merge these tensors of the base, keep the others
         exclude="",                   # a regular expression: keep these

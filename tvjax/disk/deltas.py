@@ -2,7 +2,7 @@
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -88,6 +88,22 @@ class Deltas:
         shape = self.shapes[name]
         entries = TensorInfo(shape, self.dtypes[name]).size
         return jnp.asarray(self.piece(name, 0, entries).reshape(self.tasks, *shape))
+
+
+class Zero:
+    """A base whose tensors of these names are 0: the "task vectors" from it are the models themselves."""
+
+    def __init__(self, base: Opened, names: Collection[str]):
+        self.base, self.names, self.where, self.tensors = base, names, base.where, base.tensors
+        self.config, self.side, self.identity, self.close = base.config, base.side, base.identity, base.close
+
+    def read(self, name, start, stop):
+        return np.zeros(stop - start, self.tensors[name].dtype) if name in self.names else self.base.read(
+            name, start, stop)
+
+    def whole(self, name):
+        info = self.tensors[name]
+        return self.read(name, 0, info.size).reshape(info.shape)
 
 
 class Lease:

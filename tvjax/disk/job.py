@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tvjax.disk import merge, recipe
+from tvjax.disk import merge, moving, recipe
 
 FIELDS = ("only", "exclude", "missing", "extra", "heads", "vocabulary", "compute_dtype", "out_dtype", "max_shard_size",
           "allow_nonfinite", "code")
@@ -27,9 +27,7 @@ def run(config: Any, *, say: Callable[[str], Any] = print, command: str = "") ->
 def from_config(config: Any) -> recipe.Recipe:
     """The recipe that a config describes, or names."""
     if config.recipe:
-        if config.base or config.models:
-            raise ValueError("a recipe names its base and models: give either recipe, or base and models")
-        return recipe.from_yaml(config.recipe)
+        return moving.read(config.recipe, config.base, config.models)
     options = {name: value for name, value in config.merge.to_dict().items() if value is not None}
     return recipe.Recipe(base=config.base, models=recipe.named(config.models), method=config.method, options=options,
                          **{name: config[name] for name in FIELDS})

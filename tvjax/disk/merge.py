@@ -15,7 +15,7 @@ import jax
 
 from tvjax.disk import cards, drive, planning, recipe, workdir, writers
 from tvjax.disk import ledger as ledgers
-from tvjax.disk.deltas import Deltas
+from tvjax.disk.deltas import Deltas, Zero
 from tvjax.disk.headers import DTYPES
 from tvjax.disk.match import check_tied, match
 from tvjax.disk.readers import Opened, TensorInfo, open_checkpoint
@@ -113,6 +113,8 @@ class prepare:
             problems.append(f"this operator needs data that no checkpoint holds: {', '.join(needed)}")
         if problems:
             raise ValueError("; ".join(problems))
+        if recipe_.origin == "zero":
+            base = Zero(base, {*matched.merged, *matched.tied})
         source = Deltas(base, list(models.values()), matched.places, matched.merged, self.counter)
         if recipe_.compute_dtype == "float64":
             source.dtypes = dict.fromkeys(source.dtypes, DTYPES["F64"])

@@ -27,6 +27,8 @@ class Recipe:
     only, exclude: regular expressions of the base's tensors to merge, and not to. missing, extra, heads, vocabulary:
     see `match`. compute_dtype: float32 or float64. out_dtype: "base" or a dtype for all merged tensors. max_shard_size:
     of an output file. allow_nonfinite: merge what holds NaN or infinities. code: "refuse" or "copy" Python files.
+    origin: what task vectors start from, the "base" or "zero" (models themselves are combined, the base gives names,
+    dtypes and what is not merged).
     """
 
     base: str
@@ -44,6 +46,7 @@ class Recipe:
     max_shard_size: str | int = "5GB"
     allow_nonfinite: bool = False
     code: str = "refuse"
+    origin: str = "base"
 
     def __post_init__(self):
         for name, allowed in POLICIES.items():
@@ -51,6 +54,7 @@ class Recipe:
         choice("compute_dtype", self.compute_dtype, ("float32", "float64"))
         choice("out_dtype", self.out_dtype, ("base", "float32", "float16", "bfloat16", "float64"))
         choice("code", self.code, ("refuse", "copy"))
+        choice("origin", self.origin, ("base", "zero"))
         if not self.base:
             raise ValueError("a merge needs a base, the pretrained model: give a directory or a hub id")
         if not self.models:
@@ -142,17 +146,22 @@ def to_yaml(recipe: Recipe) -> str:
 
 def from_yaml(path: str | os.PathLike) -> Recipe:
     """The recipe in a file; ValueError with one sentence for a slip in it."""
+    return from_fields(load(path), str(path))
+
+
+def load(path: str | os.PathLike) -> dict[str, Any]:
+    """The fields of a YAML file."""
     import yaml
 
     try:
         given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"there is no recipe {path}") from None
+    except OSError as error:
+        raise ValueError(f"there is no recipe {path} ({error.strerror})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no recipe: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(given, dict):
         raise ValueError(f"{path} is no recipe: it holds no fields")
-    return from_fields(given, str(path))
+    return given
 
 
 def from_fields(given: Mapping[str, Any], what: str = "the recipe") -> Recipe:

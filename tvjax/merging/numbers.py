@@ -108,7 +108,7 @@ def by_name(rules: Mapping[str, Any], *, default) -> ByName:
     return ByName(tuple(rules.values()), default, tuple(rules))
 
 
-def by_depth(anchors: Sequence[float] | jax.Array, *, outside=None) -> ByDepth:
+def by_depth(anchors: Sequence[float | int] | jax.Array, *, outside=None) -> ByDepth:
     """A number that changes over depth: anchors for the first … last block, piecewise linear between them.
 
     outside: the number outside of blocks (the first anchor by default, as mergekit's gradients; a block that is the

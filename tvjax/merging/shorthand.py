@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from tvjax.merging.numbers import by_depth, by_name, by_task
+from tvjax.merging.numbers import ByDepth, ByName, ByTask, by_depth, by_name, by_task
 
 PER_TASK = ("weights", "lam")
+RESERVED = ("default", "depth", "outside", "tasks", "name")  # words of dicts of numbers
 
 
 def number(option: str, value: Any) -> Any:
@@ -60,3 +61,26 @@ def _tasks(option, value):
     if any(isinstance(part, Mapping | list | tuple) for part in value):
         return by_task([number("", part) for part in value])
     return np.asarray(value, np.float64)
+
+
+def spelt(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as a file holds them: rules as what `number` reads.
+
+    >>> spelt({"density": by_depth([0.0, 1.0])})
+    {'density': {'depth': [0.0, 1.0], 'outside': 0.0}}
+    """
+    return {name: _spelt(value) for name, value in options.items()}
+
+
+def _spelt(value: Any) -> Any:
+    if isinstance(value, ByDepth):
+        return {"depth": [float(x) for x in value.anchors], "outside": _spelt(value.outside)}
+    if isinstance(value, ByName):
+        rules = zip(value.patterns, map(_spelt, value.values), strict=True)
+        return {f"({name})" if name in RESERVED else name: one for name, one in rules} | {
+            "default": _spelt(value.default)}
+    if isinstance(value, ByTask):
+        return {"tasks": [_spelt(one) for one in value.values]}
+    if isinstance(value, np.ndarray) and value.ndim:
+        return {"tasks": value.tolist()}
+    return spelt(value) if isinstance(value, Mapping) else value

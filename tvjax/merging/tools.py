@@ -36,9 +36,10 @@ def _varied(x, density):
     mean = sum_tasks(x) / len(x)
     variance = sum_tasks(jnp.square(x - mean[None])) / len(x)
     kept = jnp.floor(density * (variance > 0).sum().astype(x.dtype)).astype(jnp.int32)
-    ordered = jnp.sort(variance.reshape(-1))
-    least = ordered[jnp.clip(ordered.size - kept, 0, ordered.size - 1)]
-    return (density >= 1) | ((variance >= least) & (variance > 0) & (kept > 0))
+    # By place, not by comparing with the k-th value: fused twice, the same variance may round in two ways.
+    order = jnp.argsort(variance.reshape(-1))
+    last = jnp.arange(variance.size) >= variance.size - kept
+    return (density >= 1) | jnp.zeros(variance.size, bool).at[order].set(last).reshape(variance.shape)
 
 
 def truncate(*, rank: int) -> Operator:
