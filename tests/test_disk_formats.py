@@ -333,3 +333,57 @@ def test_half_of_open_clip_is_refused(tmp_path):
             open_checkpoint(save(tmp_path / "clip.safetensors", broken))
     residual = {"visual.conv1.weight": np.ones((2, 3, 1, 1)), "visual.layer1.0.conv1.weight": np.ones((2, 2, 1, 1))}
     same(open_checkpoint(save(tmp_path / "clip.safetensors", residual)), residual)
+
+
+def test_the_hub_is_asked_for_pickles_only_where_there_is_nothing_else(tmp_path, monkeypatch):
+    torch, hub = pytest.importorskip("torch"), pytest.importorskip("huggingface_hub")
+    asked = []
+
+    def download(name, revision, allow_patterns):
+        asked.append((name, revision, "*.bin" in allow_patterns))
+        if "*.bin" in allow_patterns:
+            torch.save({"w": torch.ones(2)}, tmp_path / "pytorch_model.bin")
+        return str(tmp_path)
+
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    same(open_checkpoint("owner/name@main"), {"w": np.ones(2, np.float32)})
+    assert asked == [("owner/name", "main", False), ("owner/name", "main", True)]
+    save(tmp_path / "model.safetensors", {"w": np.zeros(2)})
+    same(open_checkpoint("owner/name@main"), {"w": np.zeros(2)})
+    assert len(asked) == 3
+
+
+# ---------------------------------------------------------------- together
+def test_formats_merge_with_each_other(tmp_path):
+    """A base in .bin under open_clip's names, models in .npz and Orbax under those of Hugging Face."""
+    torch = pytest.importorskip("torch")
+    from orbax.checkpoint import v1
+
+    base = open_clip(text=False)
+    models = [{name: np.asarray(x + np.float32(by)) for name, x in hugging_face(base).items()} for by in (1, 3)]
+    torch.save({name: torch.from_numpy(np.array(x)) for name, x in base.items()}, tmp_path / "base.bin")
+    np.savez(tmp_path / "a.npz", **models[0])
+    v1.save(tmp_path / "b", checkpoints.nest(models[1]))
+    out = disk.merge_checkpoints(tmp_path / "base.bin", [tmp_path / "a.npz", tmp_path / "b"], tmp_path / "out",
+                                 "average", say=lambda line: None)
+    from tvjax import tree
+
+    found = tree.flatten(checkpoints.load(out).params)
+    assert set(found) == set(models[0])
+    for name, x in hugging_face(base).items():
+        np.testing.assert_allclose(found[name], x + 2, rtol=0, atol=1e-6)
+
+
+def test_a_pickle_with_code_ends_the_command_in_a_sentence(tmp_path, capsys):
+    import pathlib
+    import subprocess
+    import sys
+
+    save(tmp_path / "base.safetensors", {"w": np.ones(2, np.float32)})
+    zipped(tmp_path / "bad.pt", pickle.dumps({"w": Runs(os.mkdir, str(tmp_path / "ran"))}))
+    root = pathlib.Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-m", "tvjax.run", f"--config={root}/configs/merge.py:average",
+                           f"--config.base={tmp_path}/base.safetensors", f"--config.models={tmp_path}/bad.pt",
+                           f"--config.out={tmp_path}/out"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and "only tensors are read" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "ran").exists() and not (tmp_path / "out").exists()

@@ -129,10 +129,10 @@ class Orbax:
         from orbax.checkpoint import v1
 
         info, stored = self.tensors[name], self.names[name][0]
-        flat = dict.fromkeys(tree.flatten(self.tree), v1.PLACEHOLDER)
+        flat: dict[str, Any] = dict.fromkeys(tree.flatten(self.tree), v1.PLACEHOLDER)
         flat[stored] = np.broadcast_to(np.zeros((), info.dtype), info.shape)
         try:
-            loaded = v1.load(self.path, tree.rebuild(self.tree, flat))
+            loaded = v1.load(str(self.path), tree.rebuild(self.tree, flat))
         except Exception as error:  # tensorstore's and orbax's, of many kinds
             raise ValueError(f"{name} of {self.where} cannot be read: {' '.join(str(error).split())[:200]}") from None
         return np.ascontiguousarray(tree.flatten(loaded, is_leaf=lambda x: x is v1.PLACEHOLDER)[stored])
@@ -149,7 +149,7 @@ def _metadata(path: Path) -> Any:
     from orbax.checkpoint import v1
 
     try:
-        return v1.metadata(path).metadata
+        return v1.metadata(str(path)).metadata
     except Exception as error:
         raise ValueError(f"{path} cannot be read by Orbax: {' '.join(str(error).split())[:200]}") from None
 

@@ -169,7 +169,9 @@ def _from_hub(where: str, revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(name, revision=revision or at or None, allow_patterns=FROM_HUB))
+        fetch = lambda patterns: Path(snapshot_download(name, revision=revision or at or None, allow_patterns=patterns))
+        found = fetch(FROM_HUB)
+        return found if any(found.glob("*.safetensors")) else fetch([*FROM_HUB, "*.bin"])
     except Exception as error:  # the hub's client raises a dozen kinds; all mean that the model isn't to be had
         said = " ".join(str(error).split())[:300]
         raise ValueError(f"there is no directory {where}, and the hub gives no such model: {said}") from None
