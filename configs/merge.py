@@ -4,12 +4,15 @@
 
 The method is named after the colon (`ties` if none is), its numbers are --config.merge.density=0.2 and so on.
 --config.plan=True reads headers only and tells what would be done, and every problem at once. BASE, A, B and C are
-Hugging Face directories, safetensors files, shard indices or hub ids (owner/name@revision); eu=PATH names a model, and
-random steps draw by that name. OUT holds a model, its card, ledger.jsonl and recipe.yaml, which runs the merge again:
+Hugging Face directories, safetensors files, shard indices or hub ids (owner/name@revision), PyTorch's files (nothing
+pickled in them is run), .npz, Orbax directories, or LoRA adapters of the base; CLIP under open_clip's names is written
+under those of Hugging Face. eu=PATH names a model, and random steps draw by that name. OUT holds a model, its card,
+ledger.jsonl and recipe.yaml, which runs the merge again:
 
     python -m tvjax.run --config=configs/merge.py --config.recipe=OUT/recipe.yaml --config.out=AGAIN
 
 A recipe may be mergekit's too, or a method's of FusionBench (with --config.base and --config.models).
+
 An interrupted merge is continued by the same command. What it costs: one reading of all inputs, and one more for each
 statistic of the whole model that the method takes (TIES: three).
 """

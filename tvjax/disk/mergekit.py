@@ -74,8 +74,8 @@ def _reference(given: Any, at: str, base: str = "") -> str:
         raise ValueError(f"{at}: a model is a path or a name on the hub; got {given!r}")
     model, plus, adapter = given.partition("+")
     if not plus or os.path.exists(given):
-        return given
-    if model != base:
+        return given.rstrip("/") or given
+    if model.rstrip("/") != base:
         raise ValueError(f"{at}: the adapter {adapter} is to be fused with {model}, here only with base_model: fuse it "
                          "with peft's merge_and_unload, and give that")
     return adapter
@@ -85,7 +85,7 @@ def _labels(models: Sequence[str], what: str) -> dict[str, str]:
     """{task: model}, called by the last part of the path where that is enough."""
     if twice := sorted({model for model in models if models.count(model) > 1}):
         raise ValueError(f"{what} names {tree.listing(twice)} more than once: give it one weight, their sum")
-    last = [model.rstrip("/").rpartition("/")[2] for model in models]
+    last = [model.rpartition("/")[2] for model in models]
     return dict(zip(last if len(set(last)) == len(last) else models, models, strict=True))
 
 

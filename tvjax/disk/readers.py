@@ -137,8 +137,9 @@ OPENERS.append((weights_file, Safetensors))
 def open_checkpoint(where: str | os.PathLike, *, revision: str | None = None, base: Opened | None = None) -> Any:
     """The checkpoint at `where`: a directory, a weights file or a shard index, or a hub id `owner/name[@revision]`.
 
-    Nothing but headers is read. base: what an adapter is fused with; by default the model that it names itself. Raises
-    ValueError with one sentence where there is none, or a broken one.
+    Weights are safetensors, PyTorch's (no code in them runs), .npz, Orbax's, or a LoRA adapter. Nothing but headers is
+    read. base: what an adapter is fused with; by default the model that it names itself. Raises ValueError with one
+    sentence where there is none, or a broken one.
     """
     path = Path(where)
     if not path.exists():
@@ -149,7 +150,8 @@ def open_checkpoint(where: str | os.PathLike, *, revision: str | None = None, ba
     if path.is_dir():
         names = sorted(p.name for p in path.iterdir())
         raise ValueError(f"{path} holds no {WEIGHTS[0]}; it holds {tree.listing(names, 5) or 'nothing'}")
-    raise ValueError(f"{path} is no checkpoint: give a directory, a .safetensors file or a shard index")
+    raise ValueError(f"{path} is no checkpoint: give a directory, a .safetensors, .bin, .pt or .npz file, or a shard "
+                     "index")
 
 
 def _seen(opened: Any, base: Opened | None) -> Any:
