@@ -194,3 +194,28 @@ def test_quantised_bases_and_tied_heads_are_refused(tmp_path):
     checkpoints.save({}, base, buffers={"q_proj.weight": np.ones((6, 6), np.int8)})
     with pytest.raises(ValueError, match=r"q_proj.weight of .* is quantised \(int8\)"):
         whole(write(tmp_path / "b", factors(1, "q_proj", 6, 6)), base)
+
+
+@pytest.mark.parametrize("name", ["cat", "svd", "svd_truncated", "ties_svd", "magnitude_prune_svd"])
+def test_pefts_numbers_through_the_disk(name, tmp_path):
+    """What PEFT made of two of its adapters in product space, here from their directories."""
+    import pathlib
+
+    from tvjax.merging import compat
+
+    golden = np.load(pathlib.Path(__file__).parent / "golden" / "peers.npz")
+    about = json.loads(str(golden["about"]))
+    case, shapes = about["cases"][f"peft/{name}"], about["factors"]
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
+    for i, row in enumerate(golden["adapters"]):
+        parts = zip(shapes.items(), np.split(row, ends), strict=True)
+        write(tmp_path / str(i), {f"base_model.model.{n}": x.reshape(shape) for (n, shape), x in parts})  # α/r = 2
+    sides = {side: (shapes[f"{side}.lora_B.weight"][0], shapes[f"{side}.lora_A.weight"][1]) for side in "ab"}
+    zeros = {f"{side}.weight": np.zeros(shape, np.float32) for side, shape in sides.items()}
+    base = write_base(tmp_path / "base", zeros)
+    method, options = compat.translate("peft", case["method"], case["options"])
+    out = disk.merge_checkpoints(base, [tmp_path / "0", tmp_path / "1"], tmp_path / "out", method, options=options,
+                                 say=lambda line: None)
+    found = tree.flatten(checkpoints.load(out).params)
+    flat = np.concatenate([found[f"{side}.weight"].reshape(-1) for side in "ab"])
+    np.testing.assert_allclose(flat, golden[f"out/peft/{name}"], rtol=0, atol=2.5e-6)  # float32 singular vectors there
