@@ -23,13 +23,17 @@ START = "import jax, tvjax.disk; jax.numpy.zeros(1).block_until_ready()"
 FUSION = """
 import sys
 from fusion_bench.method import TaskArithmeticAlgorithm, TiesMergingAlgorithm
+from fusion_bench.method.isotropic_merging.iso import IsotropicMergingInCommonSubspace
+from fusion_bench.method.task_singular_vector.TSVM import TaskSingularVectorMerging
 from fusion_bench.modelpool import BaseModelPool
 from transformers import CLIPVisionModel
 method, base, models, out = sys.argv[1:]
 load = CLIPVisionModel.from_pretrained
 pool = BaseModelPool({"_pretrained_": load(base), **{path.split("/")[-1]: load(path) for path in models.split(",")}})
 ties = lambda: TiesMergingAlgorithm(scaling_factor=1.0, threshold=20, remove_keys=[], merge_func="mean")
-made = {"task_arithmetic": lambda: TaskArithmeticAlgorithm(scaling_factor=0.3), "ties": ties}[method]().run(pool)
+methods = {"task_arithmetic": lambda: TaskArithmeticAlgorithm(scaling_factor=0.3), "ties": ties,
+           "tsv_m": TaskSingularVectorMerging, "iso_c": lambda: IsotropicMergingInCommonSubspace(scaling_factor=1.0)}
+made = methods[method]().run(pool)
 made.save_pretrained(out)
 """
 
@@ -75,7 +79,8 @@ def peers(base, models, joined, args, out):
         (out / f"{method}.yaml").write_text(json.dumps({
             "merge_method": method, "base_model": str(base), "dtype": "float32",
             "models": [{"model": str(model), "parameters": {"weight": 0.3, "density": 0.2}} for model in models]}))
-        yield f"mergekit {method}", [str(kit), str(out / f"{method}.yaml"), at("kit"), "--allow-crimes"]
+        if method in ("task_arithmetic", "ties"):  # the two that mergekit has of these
+            yield f"mergekit {method}", [str(kit), str(out / f"{method}.yaml"), at("kit"), "--allow-crimes"]
         yield f"fusion_bench {method}", [args.peers, "-c", FUSION, method, str(base), joined, at("fusion")]
 
 
