@@ -52,8 +52,18 @@ def main():
     subprocess.run(["cat", *files], stdout=subprocess.DEVNULL, check=True)
     for _ in range(args.repeats):
         with tempfile.TemporaryDirectory(dir=args.checkpoints.parent) as out:
-            for name, command in commands(base, models, files, args, pathlib.Path(out)):
-                print(json.dumps({"run": name, **timed(command, count)}), flush=True)
+            out = pathlib.Path(out)
+            for name, command in commands(base, models, files, args, out):
+                before = size(out)
+                found = timed(command, count)
+                if name != "start" and size(out) - before < os.path.getsize(files[0]) // 2:
+                    found["failed"] = found.get("failed", "it wrote no model")
+                print(json.dumps({"run": name, **found}), flush=True)
+
+
+def size(folder) -> int:
+    """Bytes of the tensors below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
 
 
 def commands(base, models, files, args, out):
@@ -80,7 +90,8 @@ def peers(base, models, joined, args, out):
             "merge_method": method, "base_model": str(base), "dtype": "float32",
             "models": [{"model": str(model), "parameters": {"weight": 0.3, "density": 0.2}} for model in models]}))
         if method in ("task_arithmetic", "ties"):  # the two that mergekit has of these
-            yield f"mergekit {method}", [str(kit), str(out / f"{method}.yaml"), at("kit"), "--allow-crimes"]
+            yield f"mergekit {method}", [str(kit), str(out / f"{method}.yaml"), at("kit"),
+                                        "--allow-crimes", "--no-copy-tokenizer"]
         yield f"fusion_bench {method}", [args.peers, "-c", FUSION, method, str(base), joined, at("fusion")]
 
 
