@@ -4,8 +4,8 @@
     python -m tvjax.run --config=configs/quickstart.py:runlocal    # seconds; to see whether everything works
 
 What it shows: the protocol of task addition (arXiv:2212.04089) with the methods of 2022–2025 on the embedded benchmark.
-Expected (measured; test accuracy %, four tasks): zero-shot 55.5, average 68.8, task arithmetic 75.7, TIES 73.4, Consensus
-74.9, TSV-M 77.4, Iso-C 77.8, fine-tuned 89.1; 162 s and 1.45 GiB on two cores.
+Expected (measured; test accuracy %, four tasks): zero-shot 55.5, average 68.8, task arithmetic 75.7, TIES 73.4,
+Consensus 74.9, TSV-M 77.4, Iso-C 77.8, fine-tuned 89.1; 162 s and 1.45 GiB on two cores.
 
 Change any number on the command line: --config.finetune.steps=300, '--config.merges[2].density=0.1',
 '--config.tasks=("greek", "lao")'.
