@@ -9,8 +9,8 @@ Protocol: task addition as in arXiv:2212.04089 and arXiv:2305.12827 (α = 0, 0.0
 suites of 8, 14 and 20 tasks and the λ of Consensus as in arXiv:2405.07813.
 
 Expected (seed 0, measured; test accuracy %, 8 / 14 / 20 tasks): zero-shot 55.7 / 52.8 / 51.6, average 66.2 / 58.6 /
-55.8, task arithmetic 72.5 / 62.0 / 58.0, TIES 67.6 / 59.8 / 57.2, Consensus 72.3 / 63.0 / 59.1, TSV-M 76.4 / 67.6 / 62.4,
-Iso-C 76.0 / 66.2 / 61.8, fine-tuned 92.3 / 89.5 / 89.7. A task takes 12 to 30 s of fine-tuning on two cores.
+55.8, task arithmetic 72.5 / 62.0 / 58.0, TIES 67.6 / 59.8 / 57.2, Consensus 72.3 / 63.0 / 59.1, TSV-M 76.4 / 67.6 /
+62.4, Iso-C 76.0 / 66.2 / 61.8, fine-tuned 92.3 / 89.5 / 89.7. A task takes 12 to 30 s of fine-tuning on two cores.
 """
 from ml_collections import ConfigDict
 
