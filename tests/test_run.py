@@ -193,7 +193,7 @@ QUICK = "--config=configs/quickstart.py:runlocal"
     ([QUICK, "--config.merges[1].name=tise"], "no merge called 'tise'; did you mean 'ties'?"),
     ([QUICK, "--config.finetune.lr=fast"], "fast"),
     ([QUICK, "--config.tasks=()"], "tasks is empty"),
-    (["--config=configs/quikstart.py"], "quikstart.py"),
+    (["--config=configs/quikstart.py"], "there is no config file configs/quikstart.py; did you mean configs/quickstart.py?"),
     (["--config=configs/glyphs.py:9"], "glyphs takes :8, :14, :20, :runlocal; got :9"),
     ([], "--config"),
     (["--confg=x"], "confg"),

@@ -27,9 +27,11 @@ SLIP = 2  # the exit code
 def parse_flags(argv):
     """absl's parsing, ending in one sentence instead of a traceback where --config or an override is mistyped."""
     flags.mark_flag_as_required("config")
+    if missing := no_such_file(argv):
+        stop(missing)
     try:
         rest = flags.FLAGS(argv)
-        CONFIG.value.keys()  # a missing file is only reported when the config is used
+        CONFIG.value.keys()  # an error in the file is only reported when the config is used
         if len(rest) > 1:
             raise flags.Error(f"what is {rest[1]!r}? A flag begins with --, as in --config=configs/quickstart.py")
         return rest
@@ -46,6 +48,15 @@ def stop(sentence):
         sentence = before.partition(": ")[0] + ": " + after.strip().splitlines()[-1].removeprefix("ValueError: ")
     print(" ".join(str(sentence).split()), file=sys.stderr)
     sys.exit(SLIP)
+
+
+def no_such_file(argv):
+    """The sentence about a config file that is not there, with the nearest one beside it; None where it is."""
+    file = config_argument(argv).partition(":")[0]
+    if not file or os.path.exists(file):
+        return None
+    near = difflib.get_close_matches(file, map(str, pathlib.Path(file).parent.glob("*.py")), 1)
+    return f"there is no config file {file}" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def no_such_field(argv):
