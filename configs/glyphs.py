@@ -32,9 +32,8 @@ def get_config(arg=""):
         tasks=glyphs.suite(20)[:max(counts)],
         counts=counts,
         seeds=(0,) if local else (0, 1, 2),
-        examples=dict(train=64, val=100, test=100) if local else dict(train=2400, val=250, test=1000),
-        finetune=(dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else
-                  dict(steps=200, batch=64, lr=3e-4, warmup=20, weight_decay=0.1)),
+        examples=dict(train=64, val=100, test=100) if local else glyphs.EXAMPLES,
+        finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
         finetuned=(),
         merges=(
             ConfigDict(dict(name="average")),

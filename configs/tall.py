@@ -38,9 +38,8 @@ def get_config(arg=""):
         tasks=glyphs.suite(20)[:max(counts)],
         counts=counts,
         seeds=(0,) if local else (0, 1, 2),
-        examples=dict(train=64, val=40, test=40) if local else dict(train=2400, val=500, test=1000),
-        finetune=(dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else
-                  dict(steps=600, batch=64, lr=2e-4, warmup=50, weight_decay=0.1)),
+        examples=dict(train=64, val=40, test=40) if local else glyphs.EXAMPLES,
+        finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
         merges=(

@@ -21,6 +21,8 @@ from tvjax.data import domains, fonts
 from tvjax.data.glyphs_blocks import BLOCKS, characters
 
 SIZES = {"train": 2400, "val": 500, "test": 1000}
+EXAMPLES = {"train": 2400, "val": 250, "test": 1000}  # of them, those that the protocol uses
+RECIPE = {"steps": 200, "batch": 64, "lr": 3e-4, "warmup": 20, "weight_decay": 0.1}  # the protocol's fine-tuning
 TEMPLATES = ("{}", "a picture of {}", "the character {}", "a drawing of the symbol {}")
 FONTS = {
     "train": ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold",
