@@ -11,12 +11,13 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in pa
 # Each may import what stands to its right; members of one group may not import each other.
 ORDER = (
     {"run"},
-    {"report_tall"},
     {"report"},
-    {"experiment", "plotting_tall", "report_words"},
+    {"reports"},
+    {"experiment", "report_words"},
     {"plotting"},
     {"training", "evaluation"},
     {"results", "data"},
+    {"calibration"},
     {"tangent", "adapters", "models", "disk", "compression"},
     {"checkpoints"},
     {"state", "merging"},
