@@ -1,4 +1,5 @@
 """Every config in configs/: it loads, all in it exists, and its docstring says how to run it."""
+import importlib
 import inspect
 import pathlib
 import runpy
@@ -6,7 +7,6 @@ import runpy
 import pytest
 
 from tvjax import experiment, merging
-from tvjax.experiment import tall_plan
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
@@ -22,9 +22,16 @@ def test_every_file_is_listed_here():
     assert {path.stem for path in FOLDER.glob("*.py")} == {*ARGUMENTS, "merge"}
 
 
+def planned(config):
+    """The usual part of the checked config, of a job's own plan too."""
+    plan = importlib.import_module(f"tvjax.experiment.{config.job}").plan if "job" in config else experiment.plan
+    found = plan(config)
+    return getattr(found, "usual", found)
+
+
 @pytest.mark.parametrize("name, arg", CASES)
 def test_a_config_is_valid(name, arg):
-    plan = tall_plan.tall_plan(load(name, arg)).usual if name == "tall" else experiment.plan(load(name, arg))
+    plan = planned(load(name, arg))
     assert plan.select_on == "val"
     assert {merge.name for merge in plan.merges} <= set(merging.METHODS)
     assert max(plan.counts) == len(plan.tasks)

@@ -95,7 +95,7 @@ def test_a_folder_is_one_experiments(tmp_path):
     workdir.write_text(tmp_path / "config.json", json.dumps(ours))
     workdir.check_owner(tmp_path, ours)
     workdir.check_owner(tmp_path, {**ours, "seeds": [0, 1], "merges": ours["merges"][:1]})
-    with pytest.raises(ValueError, match="belongs to another config .finetune.lr 0.0002 there, 0.1 here"):
+    with pytest.raises(ValueError, match="belongs to another config .finetune.lr 0.0003 there, 0.1 here"):
         workdir.check_owner(tmp_path, {**ours, "finetune": {**ours["finetune"], "lr": 0.1}})
 
 

@@ -3,13 +3,16 @@
 Every function returns a `matplotlib.figure.Figure`; nothing is shown or saved and no global state changes. Several
 seeds appear as their mean, with the sample standard deviation where there is room for it.
 """
+import csv
 import io
 import math
 import operator
 
 import numpy as np
 from matplotlib import colormaps
+from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from tvjax import results
 
@@ -34,7 +37,7 @@ def per_task(rows, *, tasks: int) -> Figure:
     chosen = _test(rows, "accuracy", tasks)
     names = [name for name in dict.fromkeys(row["task"] for row in chosen) if name != "average"]
     value = _means(chosen, "method", "task")
-    figure, axes = _figure(7.2, 1.2 + 0.36 * len(names))
+    figure, axes = plain(7.2, 1.2 + 0.36 * len(names))
     places = np.arange(len(names))[::-1]
     low, high = (np.array([100 * value[anchor, name] for name in names]) for anchor in ANCHORS)
     axes.barh(places, high - low, left=low, height=0.62, color=STYLE["range"], label="zero-shot to\nfine-tuned")
@@ -79,7 +82,7 @@ def over_tasks(rows) -> Figure:
     """Average normalised test accuracy over the number of merged tasks; the band is ± one deviation over seeds."""
     chosen = results.select(rows, metric="normalised accuracy", split="test", task="average")
     counts = sorted({row["tasks"] for row in chosen})
-    figure, axes = _figure(5.6, 3.6)
+    figure, axes = plain(5.6, 3.6)
     lines = {"zero-shot": ("#999999", "."), **look(rows)}
     for method, (colour, marker) in lines.items():
         cells = [_mean_std(chosen, method=method, tasks=count) for count in counts]
@@ -99,7 +102,7 @@ def over_tasks(rows) -> Figure:
 def over_scales(rows, *, tasks: int) -> Figure:
     """Average normalised accuracy over α on the split that chose it; the larger mark is the choice (of each seed)."""
     chosen = results.select(rows, metric="trace", tasks=tasks)
-    figure, axes = _figure(5.6, 3.6)
+    figure, axes = plain(5.6, 3.6)
     for method, (colour, marker) in look(rows).items():
         mine = results.select(chosen, method=method)
         if not mine:
@@ -126,7 +129,7 @@ def cosine_map(rows) -> Figure:
         i, j = names.index(a), names.index(b)
         matrix[i, j] = matrix[j, i] = value
     side = 1.6 + 0.34 * max(len(names), 5)
-    figure, axes = _figure(side + 0.9, side)
+    figure, axes = plain(side + 0.9, side)
     off = np.abs(matrix[~np.eye(len(names), dtype=bool)])
     top = float(off.max()) if off.size and off.max() > 0 else 1.0
     shown = np.where(np.eye(len(names), dtype=bool), np.nan, matrix)
@@ -152,7 +155,36 @@ def png(figure: Figure, *, dpi: int = 192) -> bytes:
     return buffer.getvalue()
 
 
-def _figure(width: float, height: float):
+def data(figure: Figure) -> str:
+    """What a figure shows as CSV: panel, kind, label, x, y, value (of a map's cell, a bar's height is its y)."""
+    buffer = io.StringIO()
+    lines = csv.writer(buffer, lineterminator="\n")
+    lines.writerow(("panel", "kind", "label", "x", "y", "value"))
+    for panel, axes in enumerate(figure.axes):
+        lines.writerows((panel, *line) for line in _shown(axes))
+    return buffer.getvalue()
+
+
+def _shown(axes):
+    for line in axes.get_lines():
+        yield from (("line", line.get_label(), x, y, "") for x, y in zip(*line.get_data(), strict=True))
+    for points in axes.collections:
+        where = np.ma.getdata(points.get_offsets())
+        if isinstance(points, PathCollection):
+            yield from (("point", points.get_label(), *map(float, pair), "") for pair in where)
+        elif isinstance(points, QuadMesh):
+            values = np.ma.filled(np.ma.asarray(points.get_array(), float), np.nan).reshape(-1)
+            yield from (("cell", "", *map(float, pair), float(v)) for pair, v in zip(where, values, strict=False))
+    for bar in axes.patches:
+        if isinstance(bar, Rectangle):
+            yield "bar", bar.get_label(), bar.get_x() + bar.get_width() / 2, bar.get_y() + bar.get_height(), ""
+    for image in axes.get_images():
+        cells = np.ma.filled(np.ma.asarray(image.get_array(), float), np.nan)
+        yield from (("cell", "", j, i, cells[i, j]) for i, j in np.ndindex(*cells.shape[:2]) if cells.ndim == 2)
+
+
+def plain(width: float, height: float):
+    """(figure, axes) in the house's look."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[list(STYLE["spines"])].set_visible(False)

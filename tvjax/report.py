@@ -1,47 +1,27 @@
 """What a run leaves for people: tables, figures and one self-contained page, drawn from its config and rows alone."""
-import base64
-import functools
 import html
-import json
 import pathlib
 import statistics
-import struct
-from typing import Any, NamedTuple
 
-from tvjax import checkpoints, plotting, report_words, results
+from tvjax import plotting, report_words, reports, results
 from tvjax.plotting import ANCHORS
-
-
-class Run(NamedTuple):
-    """A run as its folder tells it; `command` is what made it."""
-
-    config: dict[str, Any]
-    header: dict[str, Any]
-    rows: list[dict]
-    command: str
+from tvjax.reports import Run, pieces
 
 
 def write(folder, *, command: str) -> list[pathlib.Path]:
-    """Writes tables.md, tables.tex, figures/*.png and report.html beside results.jsonl; returns their paths.
+    """Writes tables.md, tables.tex, figures/ (PNG and CSV) and report.html beside results.jsonl; returns their paths.
 
     All of them are written before any is put in its place. `command` is what the page says to type for the same run.
     """
-    folder = pathlib.Path(folder)
-    path = folder / "results.jsonl"
-    if not results.read(path):
-        raise ValueError(f"{path} holds no results to report")
-    run = Run(json.loads((folder / "config.json").read_text()), results.headers(path)[-1], results.read(path), command)
-    pictures = {name: plotting.png(figure) for name, figure in figures(run).items()}
+    folder, run = pathlib.Path(folder), reports.read(folder, command=command)
+    drawn = figures(run)
+    pictures = {name: plotting.png(figure) for name, figure in drawn.items()}
     files: dict[pathlib.Path, bytes] = {folder / "figures" / f"{name}.png": body for name, body in pictures.items()}
+    files |= {folder / "figures" / f"{name}.csv": plotting.data(figure).encode() for name, figure in drawn.items()}
     files[folder / "tables.md"] = markdown(run).encode()
     files[folder / "tables.tex"] = latex(run).encode()
     files[folder / "report.html"] = page(run, pictures).encode()
-    checkpoints.replace({path: functools.partial(_write, body) for path, body in files.items()})
-    return list(files)
-
-
-def _write(body: bytes, path: pathlib.Path) -> None:
-    path.write_bytes(body)
+    return reports.replace(files)
 
 
 def counts(run: Run) -> list[int]:
@@ -111,19 +91,14 @@ def page(run: Run, pictures: dict[str, bytes]) -> str:
         parts += [f"<h2>{escape(_heading(run, count))}</h2>", html_table(run, count)]
     notes = [report_words.TABLE_NOTE, report_words.edges(run)]
     parts += [*(f"<p class=note>{escape(note)}</p>" for note in notes if note), "<h2>Figures</h2>"]
-    parts += [_picture(name, body, report_words.caption(name)) for name, body in pictures.items()]
+    parts += [pieces.picture(name, body, report_words.caption(name)) for name, body in pictures.items()]
     lines = "".join(f"<li>{escape(line)}</li>" for line in report_words.protocol(run))
     parts += [f"<h2>Protocol</h2><ul>{lines}</ul>",
-              "<h2>Methods</h2>", _plain_table(*report_words.method_table(run)),
-              "<h2>Cost</h2>", _plain_table(*report_words.cost_table(run)),
+              "<h2>Methods</h2>", pieces.words(*report_words.method_table(run)),
+              "<h2>Cost</h2>", pieces.words(*report_words.cost_table(run)),
               "<h2>To reproduce</h2>", f"<pre>{escape(run.command)}</pre>",
-              _folded("Config", config), _folded("Versions and hashes", run.header)]
-    return (f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-            f"<title>{escape(config['name'])}</title><style>{CSS}</style><body>{''.join(parts)}</body></html>\n")
-
-
-def _folded(title: str, content: dict) -> str:
-    return f"<details><summary>{title}</summary><pre>{html.escape(json.dumps(content, indent=2))}</pre></details>"
+              pieces.folded("Config", config), pieces.folded("Versions and hashes", run.header)]
+    return pieces.page(config["name"], parts)
 
 
 def _heading(run: Run, tasks: int) -> str:
@@ -161,34 +136,3 @@ def _cell(absolute, relative, *, best: bool, spread: bool) -> str:
 
 def _mean(x) -> float:
     return x[0] if isinstance(x, tuple) else x
-
-
-def _plain_table(head, lines) -> str:
-    row = lambda cells, tag: "<tr>" + "".join(f"<{tag}>{html.escape(str(x))}</{tag}>" for x in cells) + "</tr>"
-    body = "".join(row(cells, "td") for cells in lines)
-    return f"<div class=wide><table class=plain><thead>{row(head, 'th')}</thead><tbody>{body}</tbody></table></div>"
-
-
-def _picture(name: str, body: bytes, caption: str) -> str:
-    data, (width,) = base64.b64encode(body).decode(), struct.unpack(">I", body[16:20])  # of the PNG's header
-    return (f"<figure><img alt='{html.escape(name)}' width={width // 2} src='data:image/png;base64,{data}'>"
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>")
-
-
-CSS = """
-body{font:16px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif;color:#222}
-body{max-width:72rem;margin:2rem auto;padding:0 1.2rem}h1{font-size:1.7rem;margin:0 0 .4rem}
-h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid #ddd;padding-bottom:.2rem}
-.lead{font-size:1.08rem}.note,figcaption{color:#666;font-size:.86rem}
-.alarm{background:#b00020;color:#fff;font-weight:600;padding:.7rem 1rem;border-radius:4px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
-th,td{padding:.28rem .55rem;text-align:right;white-space:nowrap}thead th{border-bottom:2px solid #444;font-weight:600}
-th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:#fff}
-tbody tr{border-bottom:1px solid #eee}tbody th{font-weight:500}
-td:nth-child(3){background:#f6f8fa}tr.anchor{color:#777}
-small{display:block;color:#888;font-size:.78rem;line-height:1.1}
-table.plain td,table.plain th{text-align:left;white-space:normal;background:none}
-figure{margin:1.2rem 0}img{max-width:100%;height:auto}
-pre{background:#f6f8fa;padding:.8rem;overflow-x:auto;font-size:.85rem}
-summary{cursor:pointer;margin:.4rem 0}@media print{body{max-width:none;margin:0}figure{break-inside:avoid}}
-"""

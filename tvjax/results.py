@@ -198,7 +198,8 @@ def markdown(table, *, scale=1.0, digits=1):
     """
     escape = lambda text: str(text).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
     lines = [map(escape, table.columns), ["---"] + ["---:"] * (len(table.columns) - 1)]
-    lines += [[escape(name), *(_cell(x, scale, digits, "±", "–") for x in cells)] for name, *cells in table.lines]
+    lines += [[escape(name), *(escape(cell(x, scale=scale, digits=digits)) for x in cells)]
+              for name, *cells in table.lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -214,18 +215,26 @@ def latex(table, *, scale=1.0, digits=1):
     \bottomrule
     \end{tabular}
     """
-    body = [[_tex(name), *(_cell(x, scale, digits, r"$\pm$", "--") for x in cells)] for name, *cells in table.lines]
+    body = [[_tex(name), *(_tex_cell(x, scale, digits) for x in cells)] for name, *cells in table.lines]
     line = lambda cells: " & ".join(cells) + r" \\"
     return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}", r"\toprule",
                       line(map(_tex, table.columns)), r"\midrule", *map(line, body), r"\bottomrule", r"\end{tabular}"])
 
 
-def _cell(x, scale, digits, plus_minus, empty):
-    if x is None:
-        return empty
-    if isinstance(x, tuple):
-        return f" {plus_minus} ".join(f"{scale * part:.{digits}f}" for part in x)
-    return f"{scale * x:.{digits}f}"
+def cell(x, *, scale=1.0, digits=1):
+    """A cell as words: a number, (mean, deviation), words as they are, "–" for None.
+
+    >>> cell((0.5, 0.01), scale=100), cell(None), cell("none")
+    ('50.0 ± 1.0', '–', 'none')
+    """
+    if x is None or isinstance(x, str):
+        return x or "–"
+    return " ± ".join(f"{scale * part:.{digits}f}" for part in (x if isinstance(x, tuple) else (x,)))
+
+
+def _tex_cell(x, scale, digits):
+    words = cell(x, scale=scale, digits=digits)
+    return _tex(words) if isinstance(x, str) else words.replace("±", r"$\pm$").replace("–", "--")
 
 
 _TEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",

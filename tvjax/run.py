@@ -4,9 +4,11 @@ Reads and checks the config, does the experiment (`tvjax.experiment`), draws tab
 in one sentence on stderr and exit code 2.
 """
 import difflib
+import importlib
 import logging
 import os
 import pathlib
+import pkgutil
 import re
 import runpy
 import shlex
@@ -119,8 +121,8 @@ def run(config, folder=None, *, say=print):
     if config.get("job") == "merge":
         from tvjax.disk import job
         return job.run(config, say=say, command=command)
-    if config.get("job") == "tall":
-        return run_tall(config, folder, say=say, command=command)
+    if "job" in config:
+        return study(config, folder, say=say, command=command)
     from tvjax import experiment, report, results
     experiment.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
@@ -131,16 +133,25 @@ def run(config, folder=None, *, say=print):
     return rows
 
 
-def run_tall(config, folder, *, say, command):
-    """Masks, Consensus and codecs: rows, tables, figures; returns the rows."""
-    from tvjax import report_tall
-    from tvjax.experiment import tall, tall_plan
-    tall_plan.tall_plan(config)  # before its name is used
+def modules(package):
+    """The names of a package's modules."""
+    return {module.name for module in pkgutil.iter_modules(package.__path__)}
+
+
+def study(config, folder, *, say, command):
+    """A job of `tvjax.experiment` and its report of `tvjax.reports`: rows, tables, figures, page; returns the rows."""
+    from tvjax import experiment, reports, tree
+    known = sorted(modules(experiment) & modules(reports))
+    if config.job not in known:
+        raise ValueError(f"job is {config.job!r}; {tree.did_you_mean(str(config.job), ['merge', *known])}")
+    job = importlib.import_module(f"tvjax.experiment.{config.job}")
+    job.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
-    rows = tall.run(config, folder, say=say)
-    made = report_tall.write(folder, command=command)
-    print(report_tall.main_table(rows, max(config.counts)))
-    say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
+    rows = job.run(config, folder, say=say)
+    made = reports.write(folder, command=command)
+    page = next(path for path in made if path.name == "report.html")
+    print(reports.first_table(folder, command=command))
+    say(f"written: {folder / 'results.jsonl'}, {page}, and {len(made) - 1} tables and figures beside it")
     return rows
 
 

@@ -5,11 +5,10 @@ be used, or "") and `tall`, a group of the fields `FIELDS`.
 """
 import dataclasses
 import math
-import os
 from typing import Any, NamedTuple
 
 from tvjax import compression, tree
-from tvjax.experiment import orders, planning
+from tvjax.experiment import orders, planning, study
 from tvjax.experiment.planning import Merge, Plan
 from tvjax.merging.checks import within
 
@@ -62,15 +61,13 @@ def tall_plan(config: Any) -> TallPlan:
         raise ValueError('this job needs job="tall" and a group of fields called tall')
     usual = planning.plan(given)
     planning.known(own, FIELDS, "tall", complete=True)
-    if vectors and not os.path.isdir(vectors):
-        raise ValueError(f"vectors: there is no folder {vectors}")
     if own["comparator"] not in (">", ">="):
         raise ValueError(f"tall.comparator is '>' or '>='; got {own['comparator']!r}")
     planning.known(own["curve"], CURVE, "tall.curve", complete=True)
     counts, wanted, seeds = (tuple(own["curve"][name]) for name in CURVE)
     return TallPlan(
-        usual, vectors, _bases(own["bases"]), _lams(own["lams"]), own["comparator"], _ks(own["ks"]),
-        _codecs(own["codecs"], max(usual.counts)), tuple(float(x) for x in given["scales"]),
+        usual, study.check_vectors(vectors), _bases(own["bases"]), _lams(own["lams"]), own["comparator"],
+        _ks(own["ks"]), _codecs(own["codecs"], max(usual.counts)), tuple(float(x) for x in given["scales"]),
         _up_to("tall.curve.counts", counts, len(usual.tasks)),
         _orders(wanted), _some_of("tall.curve.seeds", seeds, usual.seeds),
         _up_to("tall.nonoverlap", own["nonoverlap"], len(usual.tasks)))

@@ -8,7 +8,8 @@ import numpy as np
 from tvjax import compression, evaluation, vectors
 from tvjax.compression import sizes
 from tvjax.experiment import merges, nonoverlap, orders, planning, rows
-from tvjax.experiment.tall_suite import SPLITS, Bench, consensus, counts_of, judged_rows, localise
+from tvjax.experiment.study import SPLITS, Bench
+from tvjax.experiment.tall_suite import consensus, counts_of, judged_rows, localise
 from tvjax.merging import total
 
 
@@ -23,7 +24,7 @@ def curve(bench: Bench, name: str, taus, anchors) -> list[dict]:
                 values = {"normalised": evaluation.normalised(accuracy, anchors["fine-tuned"]["test"]),
                           "absolute": evaluation.absolute(accuracy)}
                 counted = counts_of(bench, tasks)
-                shared = {**rows.common(bench.todo.usual, tasks, bench.seed), "method": method, "order": name,
+                shared = {**rows.common(bench.usual, tasks, bench.seed), "method": method, "order": name,
                           "task": rows.AVERAGE, "split": "test", "bits": sizes.formula(formula, counted),
                           "bits_finetuned": sizes.formula("finetuned", counted)}
                 found += [{"metric": f"curve {metric}", "value": value, **shared} for metric, value in values.items()]
@@ -35,7 +36,7 @@ def _three(bench, base, tasks, taus, anchors):
     """(method, {task: test accuracy}, formula of its bits)."""
     local = localise(bench, base, tasks, taus)
     grid = planning.Merge("", "", {}, bench.todo.scales)
-    scale, _ = merges.choose_scale(bench.about, bench.todo.usual, grid, tasks, local.merged, anchors["fine-tuned"],
+    scale, _ = merges.choose_scale(bench.about, bench.usual, grid, tasks, local.merged, anchors["fine-tuned"],
                                    cache=bench.cache)
     theta = evaluation.moved(bench.about.theta0, local.merged, scale)
     yield base.label, bench.measure(theta, tasks, "test"), "single"
@@ -52,7 +53,7 @@ def control(bench: Bench, tasks, taus, anchors, folder: Path, progress=None) -> 
     masks = nonoverlap.partition(bench.about.theta0, len(tasks), seed=bench.seed)
     apart = {}
     for task, mask in zip(tasks, masks, strict=True):
-        apart[task] = nonoverlap.masked_vector(bench.about, bench.todo.usual, task, mask, seed=bench.seed,
+        apart[task] = nonoverlap.masked_vector(bench.about, bench.usual, task, mask, seed=bench.seed,
                                                folder=folder, progress=progress)
         bench.say(f"{task}, seed {bench.seed}: task vector in a part of its own")
     _check_apart(apart.values())
@@ -74,7 +75,7 @@ def control(bench: Bench, tasks, taus, anchors, folder: Path, progress=None) -> 
 def _arithmetic(bench, tasks, way, taus, own) -> list[dict]:
     tau = total()(list(taus.values()))
     grid = planning.Merge("", "", {}, bench.todo.scales)
-    scale, _ = merges.choose_scale(bench.about, bench.todo.usual, grid, tasks, tau, own["fine-tuned"],
+    scale, _ = merges.choose_scale(bench.about, bench.usual, grid, tasks, tau, own["fine-tuned"],
                                    cache=bench.cache)
     theta = evaluation.moved(bench.about.theta0, tau, scale)
     merged = {split: bench.measure(theta, tasks, split) for split in SPLITS}

@@ -3,32 +3,15 @@
 θ̂_t = θ0 + decode(encode(τ_1 … τ_T), t) is judged on its own task; a merged model on all. Bits are those of the whole
 collection by the convention of arXiv:2405.07813: θ0, the frozen parts, and the state; heads apart.
 """
-import pathlib
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tvjax import compression, evaluation, tree, vectors
 from tvjax.compression import agreement, sizes
 from tvjax.compression import bits as packed
 from tvjax.experiment import merges, planning, rows
-from tvjax.experiment.loading import Problem
-from tvjax.experiment.tall_plan import Base, TallPlan
-
-SPLITS = ("val", "test")
-
-
-class Bench(NamedTuple):
-    """What judging needs: the problem, the plan, the file of what was measured, the seed, and where to report."""
-
-    about: Problem
-    todo: TallPlan
-    cache: pathlib.Path
-    seed: int
-    say: Callable[[str], None]
-
-    def measure(self, theta, tasks, split: str) -> dict[str, float]:
-        return merges.measure(self.about, self.todo.usual, theta, tasks, split, cache=self.cache)
+from tvjax.experiment.study import SPLITS, Bench
+from tvjax.experiment.tall_plan import Base
 
 
 class Localised(NamedTuple):
@@ -50,8 +33,8 @@ def suite(bench: Bench, tasks, taus, anchors) -> list[dict]:
     bits = {"zero-shot": single, "fine-tuned": sizes.formula("finetuned", counted)}
     found = [row for name in bits
              for row in judged_rows(bench, tasks, name, "anchor", anchors[name], anchors, bits[name])]
-    for merge in bench.todo.usual.merges:
-        judged = merges.judge(bench.about, bench.todo.usual, merge, tasks, some, anchors["fine-tuned"],
+    for merge in bench.usual.merges:
+        judged = merges.judge(bench.about, bench.usual, merge, tasks, some, anchors["fine-tuned"],
                               cache=bench.cache)
         found += judged_rows(bench, tasks, merge.label, "merging", judged.accuracy, anchors, single, scale=judged.scale)
     for base in bench.todo.bases:
@@ -93,7 +76,7 @@ def weights(state, counted: sizes.Counts) -> dict[str, float]:
 
 def localise(bench: Bench, base: Base, tasks, taus) -> Localised:
     """The masks of all tasks on one merged vector, λ of each chosen on its own validation split."""
-    theta0, split = bench.about.theta0, bench.todo.usual.select_on
+    theta0, split = bench.about.theta0, bench.usual.select_on
     merged = planning.operator(base.merge)(list(taus), tasks=list(tasks))
 
     def judge(task, tau):
@@ -110,7 +93,7 @@ def consensus(bench: Bench, local: Localised, k: int, tasks, anchors):
     """({split: {task: accuracy}}, α) of the merged vector where at least k masks agree."""
     tau = compression.consensus_of(local.merged, local.masks, k=k)
     grid = planning.Merge("", "", {}, bench.todo.scales)
-    scale, _ = merges.choose_scale(bench.about, bench.todo.usual, grid, tasks, tau, anchors["fine-tuned"],
+    scale, _ = merges.choose_scale(bench.about, bench.usual, grid, tasks, tau, anchors["fine-tuned"],
                                    cache=bench.cache)
     theta = evaluation.moved(bench.about.theta0, tau, scale)
     return {split: bench.measure(theta, tasks, split) for split in SPLITS}, scale
@@ -132,7 +115,7 @@ def judged_rows(bench: Bench, tasks, method: str, section: str, accuracy, anchor
     """Rows of accuracies with `section`, the collection's `bits` and those with heads; says the average."""
     heads = sum(int(bench.about.heads[task].size) for task in tasks)
     more = {"section": section, "bits": bits, "bits_with_heads": bits + sizes.FLOAT * heads, **more}
-    shared = rows.common(bench.todo.usual, tasks, bench.seed)
+    shared = rows.common(bench.usual, tasks, bench.seed)
     test = accuracy["test"]
     bench.say(f"{method}, {len(tasks)} tasks, seed {bench.seed}: test {100 * evaluation.absolute(test):.1f} % "
               f"({100 * evaluation.normalised(test, anchors['fine-tuned']['test']):.1f} % normalised)")
@@ -141,7 +124,7 @@ def judged_rows(bench: Bench, tasks, method: str, section: str, accuracy, anchor
 
 def lambda_rows(bench: Bench, base: Base, tasks, taus, merged, anchors) -> list[dict]:
     """Rows of the average normalised accuracy, on the split that chooses λ, over one λ for all tasks."""
-    split, shared = bench.todo.usual.select_on, rows.common(bench.todo.usual, tasks, bench.seed)
+    split, shared = bench.usual.select_on, rows.common(bench.usual, tasks, bench.seed)
     found = []
     for lam in bench.todo.lams:
         masks = [compression.tall_mask(tau, merged, lam=lam, comparator=bench.todo.comparator) for tau in taus]
@@ -155,7 +138,7 @@ def lambda_rows(bench: Bench, base: Base, tasks, taus, merged, anchors) -> list[
 def profile_rows(bench: Bench, tasks, base: Base, masks) -> list[dict]:
     """Rows of the agreement profile α(n) over the model, by layer and by kind, and of the named classes."""
     shared = {"task": rows.AVERAGE, "split": "none", "method": f"TALL + {base.label}",
-              **rows.common(bench.todo.usual, tasks, bench.seed)}
+              **rows.common(bench.usual, tasks, bench.seed)}
     found = []
     for by in ("all", "layer", "kind"):
         for group, shares in compression.profile(masks, by=by).items():

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from tvjax import results
-from tvjax.plotting import COLOURS, MARKERS, STYLE
+from tvjax.plotting import COLOURS, MARKERS, STYLE, plain
 
 SHADES = {"merging": "-", "compression": "--"}
 
@@ -17,7 +17,7 @@ def agreement(rows, *, tasks: int) -> Figure:
     """α(n), the share of entries that n tasks' masks keep, a bar for each base."""
     chosen = results.select(rows, metric="agreement", by="all", tasks=tasks)
     names = list(dict.fromkeys(row["method"] for row in chosen))
-    figure, axes = _figure(1.6 + 0.5 * (tasks + 1), 3.4)
+    figure, axes = plain(1.6 + 0.5 * (tasks + 1), 3.4)
     width = 0.8 / max(len(names), 1)
     for i, name in enumerate(names):
         mean, spread = _line([row for row in chosen if row["method"] == name], "n")
@@ -69,7 +69,7 @@ def over_tasks(rows) -> tuple[Figure, Figure]:
     orders and seeds."""
     chosen = results.select(rows, metric="curve normalised")
     accuracy = _lines(chosen, "method", "tasks", "number of tasks", band=True)
-    figure, axes = _figure(5.6, 3.6)
+    figure, axes = plain(5.6, 3.6)
     sizes = {row["method"]: "bits" for row in chosen} | {"fine-tuned": "bits_finetuned"}
     for i, (name, field) in enumerate(sizes.items()):
         mine = chosen if name == "fine-tuned" else results.select(chosen, method=name)
@@ -86,7 +86,7 @@ def over_tasks(rows) -> tuple[Figure, Figure]:
 def pareto(rows, *, tasks: int) -> Figure:
     """Retained (normalised test) accuracy over bits for each weight and task, θ0 left out; a point for each codec."""
     chosen = [row for row in _averages(rows, tasks) if "bits_per_weight" in row]
-    figure, axes = _figure(6.4, 4.0)
+    figure, axes = plain(6.4, 4.0)
     for i, name in enumerate(dict.fromkeys(row["method"] for row in chosen)):
         mine = results.select(chosen, method=name)
         values = [100 * row["value"] for row in mine]
@@ -127,7 +127,7 @@ def _averages(rows, tasks: int) -> list[dict]:
 
 
 def _lines(chosen, by: str, over: str, label: str, *, band: bool = False) -> Figure:
-    figure, axes = _figure(5.6, 3.6)
+    figure, axes = plain(5.6, 3.6)
     for i, name in enumerate(dict.fromkeys(row[by] for row in chosen)):
         mean, spread = _line([row for row in chosen if row[by] == name], over)
         x, y, s = np.array(list(mean)), 100 * np.array(list(mean.values())), 100 * np.array(spread)
@@ -152,10 +152,3 @@ def _line(chosen, over: str) -> tuple[dict, list[float]]:
 
 def _mean(rows) -> float:
     return float(np.mean([row["value"] for row in rows])) if rows else 0.0
-
-
-def _figure(width: float, height: float):
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[list(STYLE["spines"])].set_visible(False)
-    return figure, axes
