@@ -6,7 +6,7 @@ Face name.
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -103,6 +103,32 @@ def select(tree: Tree, pattern: str) -> Tree:
 def drop(tree: Tree, pattern: str) -> Tree:
     """The leaves whose names do not contain the regular expression `pattern`, as nested dicts."""
     return unflatten({name: leaf for name, leaf in flatten(tree).items() if not re.search(pattern, name)})
+
+
+def partition(tree: Tree, names: Collection[str]) -> tuple[Tree, Tree]:
+    """The leaves called so and the others, both as nested dicts: what is trained, and what stays frozen.
+
+    >>> partition({"a": {"w": 1, "b": 2}}, ["a.w"])
+    ({'a': {'w': 1}}, {'a': {'b': 2}})
+    """
+    flat = flatten(tree)
+    if strange := [name for name in names if name not in flat]:
+        raise ValueError(f"no leaf {strange[0]!r}; {did_you_mean(strange[0], list(flat))}")
+    these = {name: leaf for name, leaf in flat.items() if name in names}
+    return unflatten(these), unflatten({name: leaf for name, leaf in flat.items() if name not in these})
+
+
+def union(*trees: Tree) -> Tree:
+    """The leaves of all trees in one, as nested dicts: what `partition` took apart.
+
+    >>> union({"a": {"w": 1}}, {"a": {"b": 2}})
+    {'a': {'w': 1, 'b': 2}}
+    """
+    flats = [flatten(tree) for tree in trees]
+    both = [name for i, flat in enumerate(flats) for name in flat if any(name in other for other in flats[:i])]
+    if both:
+        raise ValueError(f"two trees have the same leaves: {listing(both)}")
+    return unflatten({name: leaf for flat in flats for name, leaf in flat.items()})
 
 
 def stack(trees: Sequence[Tree]) -> Tree:
