@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tvjax import evaluation, vectors
+from tvjax import evaluation, results, vectors
 from tvjax.evaluation import top1
 
 RNG = np.random.default_rng(0)
@@ -196,6 +196,18 @@ def test_cached_numbers_are_computed_once(tmp_path):
     assert len(calls) == 1 and values == [{"a": 0.5, "b": [1, 2]}] * 3
     evaluation.cached(path, compute, TAU, "zero-shot", TASKS)
     assert len(calls) == 2
+
+
+def test_lines_that_another_process_adds_are_seen(tmp_path):
+    path = tmp_path / "cache.jsonl"
+    evaluation.cached(path, lambda: 1, "mine")
+    results.append_line(path, {"key": evaluation.content_key("theirs"), "value": 2})
+    assert evaluation.cached(path, lambda: 3, "theirs") == 2
+    with open(path, "a") as file:
+        file.write('{"key": "cut')
+    assert evaluation.cached(path, lambda: 4, "mine") == 1 and evaluation.cached(path, lambda: 5, "new") == 5
+    path.unlink()
+    assert evaluation.cached(path, lambda: 6, "mine") == 6
 
 
 def test_the_key_is_the_content():

@@ -1,6 +1,7 @@
 """Numbers that are computed once: a JSON-lines file of values under the hash of all that they were computed from."""
 import hashlib
 import json
+import os
 
 from tvjax import checkpoints, results, tree
 
@@ -18,12 +19,37 @@ def cached(path, compute, *parts):
     (0.5, 0.5)
     """
     key = content_key(*parts)
-    for line in reversed(results.read_lines(path)):
-        if line["key"] == key:
-            return line["value"]
+    if key in (known := _kept(path)):
+        return known[key]
     value = json.loads(json.dumps(compute()))  # the same types now as when it is read
     results.append_line(path, {"key": key, "value": value})
     return value
+
+
+_READ: dict = {}  # {file: (what of it was read, {key: value})}: a file of thousands of lines is read once, not at each look
+
+
+def _kept(path):
+    """{key: value} of a file; of one that was read before, only the lines that came since are read."""
+    path = os.path.abspath(path)
+    mark, known = _READ.get(path, ((None, 0), {}))
+    try:
+        with open(path, "rb") as file:
+            node = os.fstat(file.fileno()).st_ino
+            if mark[0] != node or os.fstat(file.fileno()).st_size < mark[1]:
+                mark, known = (node, 0), {}
+            file.seek(mark[1])
+            whole, newline, _ = file.read().rpartition(b"\n")  # a last line may be cut off
+    except FileNotFoundError:
+        return {}
+    try:
+        lines = [json.loads(line) for line in whole.splitlines()]
+    except ValueError:
+        results.read_lines(path)  # says which line
+        raise
+    known = {**known, **{line["key"]: line["value"] for line in lines}} if lines else known
+    _READ[path] = (node, mark[1] + len(whole) + len(newline)), known
+    return known
 
 
 def content_key(*parts):
