@@ -10,6 +10,7 @@ layout the file's. Published weights, masks and recipes apply as they are.
 (3, 4)
 """
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,14 +18,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from tvjax.models.clip_files import Pretrained, from_pretrained, save_pretrained
+from tvjax.models import files
 from tvjax.models.clip_network import CLIP, Spec, TextSpec, VisionSpec, spec
+from tvjax.models.files import Pretrained, save_pretrained
 
 __all__ = ["CLIP", "Pretrained", "Spec", "TextSpec", "VisionSpec", "from_pretrained", "image_features", "init",
            "logits", "merge_visual", "save_pretrained", "spec", "text_features", "visual"]
 
 Params = dict[str, Any]
 VISUAL = ("vision_model", "visual_projection")
+TOWERS = (*VISUAL, "text_model", "text_projection", "logit_scale")
 
 
 def init(model: CLIP, key: Array) -> Params:
@@ -87,3 +90,24 @@ def merge_visual(params: Params, visual: Params) -> Params:
     if strange:
         raise ValueError(f"The visual part holds {', '.join(VISUAL)}; you gave {', '.join(strange)} too.")
     return {**params, **visual}
+
+
+def _adopt(weights: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Folders of a CLIPVisionModel name their leaves without the tower."""
+    if any(name.partition(".")[0] in TOWERS for name in weights):
+        return weights, {}
+    return {f"vision_model.{name}": leaf for name, leaf in weights.items()}, {}
+
+
+FAMILY = files.Family("CLIP", {"clip": "CLIPConfig", "clip_vision_model": "CLIPVisionConfig"},
+                      lambda config, names: CLIP(config), init, _adopt, TOWERS, tokenizer="CLIPTokenizer",
+                      processor="CLIPImageProcessorPil")
+
+
+def from_pretrained(path_or_hub_id: str | os.PathLike, *, revision: str | None = None) -> Pretrained:
+    """The CLIP in a folder, or of that name on the hub (from the local cache where HF_HUB_OFFLINE=1).
+
+    Folders of a vision tower alone (CLIPVisionModel, with or without projection) give params with only that part.
+    Leaves keep the file's dtype. Errors: a ValueError that says what is missing, strange or of the wrong shape.
+    """
+    return files.from_pretrained(path_or_hub_id, FAMILY, revision=revision)
