@@ -37,6 +37,8 @@ NEUTRAL = {
     "magmax": dict(scale=1.0),
     "lines": dict(alpha=1.0, beta=0.0),
     "knots": dict(inner=total()),
+    "tatr_zero_shot": dict(scale=1.0, quantile=1.0),
+    "localize_and_stitch": dict(density=1.0),
 }
 
 ENTRYWISE = "chooses among entries, whose magnitudes depend on the basis"
@@ -52,18 +54,19 @@ FILTERED = "where the filter holds it solves, elsewhere it sums"
 CENTRED = "adds to the average what is left of low rank around it"
 OTHERS = "leaves that are no matrices are averaged"
 RIGHT = "merges the right factors entry by entry"
+CONFLICTS = "drops the entries at which the product over tasks is greatest, one at least"
 PRIVATE = "scales directions by what the tasks have in common there"
 
 CHOOSERS = (
     "ties", "consensus", "dare", "dare_ties", "della", "della_linear", "breadcrumbs", "breadcrumbs_ties", "magmax",
-    "emr", "pcb", "sce",
+    "emr", "pcb", "sce", "tatr_zero_shot", "localize_and_stitch",
 )
 AVERAGES = ("average", "metagpt", "nan", "multi_slerp", "karcher", "slerp", "nuslerp")
 EXEMPT = {
     "homogeneous": {"pcb": "its scores are tanh of the products of entries, which have a unit"},
     "permutation": {},
     "identical": {
-        "pcb": SCORES,
+        "pcb": SCORES, "tatr_zero_shot": CONFLICTS,
         **{name: FEW for name in ("tsv_m", "core_space")},
         **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")},
         **{name: FILTERED for name in ("swudi", "aswudi")},
@@ -78,7 +81,7 @@ EXEMPT = {
     "orthogonal": {
         **{name: SHARES for name in AVERAGES}, "model_stock": COSINE, "cart": CENTRED, "svc": PRIVATE,
         **{name: FLAT for name in ("iso_c", "iso_cts", "dc_merge")},
-        **{name: AGREED for name in ("ties", "dare_ties", "della", "breadcrumbs_ties", "sce")},
+        **{name: AGREED for name in ("ties", "dare_ties", "della", "breadcrumbs_ties", "sce", "localize_and_stitch")},
         **{name: CROSSED for name in ("magmax", "emr", "pcb")},
     },
 }

@@ -14,18 +14,21 @@ from tvjax.merging.signs import agree, disjoint_merge, ties, top
 from tvjax.merging.spectral import calibrate, cart, flatten_spectrum, iso_c, iso_cts, svc, tsv_m
 from tvjax.merging.spherical import karcher, model_stock, multi_slerp, nuslerp, slerp
 from tvjax.merging.statistics import Greatest, Kth, Least, Sum
+from tvjax.merging.stitching import localize_and_stitch
 from tvjax.merging.thetas import merge
 from tvjax.merging.tools import sce, truncate
+from tvjax.merging.trust import conflicts, scale_descent, tatr, tatr_zero_shot, trust_pairs, trust_region
 from tvjax.merging.weighting import by_layer, lines, metagpt, nan, weigh_by_norm
 
 __all__ = [
     "Greatest", "HEADS", "Kth", "Least", "LowRank", "METHODS", "Operator", "Stage", "Sum", "actmat", "agree", "aswudi",
     "average", "averaged", "breadcrumbs", "breadcrumbs_ties", "build", "by_depth", "by_layer", "by_name", "by_task",
-    "calibrate", "cart", "consensus", "core_space", "dare", "dare_ties", "dc_merge", "della", "della_linear",
-    "disjoint_merge", "drop", "drop_by_rank", "emr", "emr_mask", "emr_rescale", "entries", "exclude", "fisher",
-    "flatten_spectrum", "identity", "iso_c", "iso_cts", "karcher", "knots", "largest", "left_out", "lines", "magmax",
-    "matrix", "mean", "merge", "metagpt", "model_stock", "multi_slerp", "named", "nan", "needed", "needed_by",
-    "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "regmean", "retie", "scale", "sce", "slerp", "step", "svc",
-    "swudi", "tails", "task_arithmetic", "ties", "top", "total", "truncate", "tsv_m", "untie", "weigh", "weigh_by_norm",
+    "calibrate", "cart", "conflicts", "consensus", "core_space", "dare", "dare_ties", "dc_merge", "della",
+    "della_linear", "disjoint_merge", "drop", "drop_by_rank", "emr", "emr_mask", "emr_rescale", "entries", "exclude",
+    "fisher", "flatten_spectrum", "identity", "iso_c", "iso_cts", "karcher", "knots", "largest", "left_out", "lines",
+    "localize_and_stitch", "magmax", "matrix", "mean", "merge", "metagpt", "model_stock", "multi_slerp", "named", "nan",
+    "needed", "needed_by", "nonzero_mean", "nuslerp", "on", "pcb", "per_leaf", "regmean", "retie", "scale",
+    "scale_descent", "sce", "slerp", "step", "svc", "swudi", "tails", "task_arithmetic", "tatr", "tatr_zero_shot",
+    "ties", "top", "total", "truncate", "trust_pairs", "trust_region", "tsv_m", "untie", "weigh", "weigh_by_norm",
     "wudi",
 ]

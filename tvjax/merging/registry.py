@@ -16,7 +16,9 @@ from tvjax.merging.operator import Operator
 from tvjax.merging.signs import ties
 from tvjax.merging.spectral import cart, iso_c, iso_cts, svc, tsv_m
 from tvjax.merging.spherical import karcher, model_stock, multi_slerp, nuslerp, slerp
+from tvjax.merging.stitching import localize_and_stitch
 from tvjax.merging.tools import sce, truncate
+from tvjax.merging.trust import tatr, tatr_zero_shot
 from tvjax.merging.weighting import lines, metagpt, nan
 
 METHODS: dict[str, Callable[..., Operator]] = {
@@ -56,6 +58,9 @@ METHODS: dict[str, Callable[..., Operator]] = {
     "aswudi": aswudi,
     "regmean": regmean,
     "fisher": fisher,
+    "tatr": tatr,
+    "tatr_zero_shot": tatr_zero_shot,
+    "localize_and_stitch": localize_and_stitch,
 }
 
 
