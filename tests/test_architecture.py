@@ -15,6 +15,7 @@ ORDER = (
     {"reports"},
     {"experiment", "report_words"},
     {"plotting"},
+    {"learning"},
     {"training", "evaluation"},
     {"results", "data"},
     {"calibration"},
