@@ -19,13 +19,13 @@ ORDER = (
     {"training", "evaluation"},
     {"results", "data"},
     {"calibration"},
-    {"tangent", "adapters", "models", "disk", "compression"},
+    {"adapters", "models", "disk", "compression"},
     {"checkpoints"},
-    {"state", "merging"},
+    {"state", "merging", "tangent"},
     {"vectors"},
     {"tree"},
 )
-ALLOWED = {("compression", "disk")}  # beside the order: a store is read as files are
+ALLOWED = {("compression", "disk"), ("adapters", "disk")}  # beside the order: both are read as files are
 LEAST = {  # stricter than the order: all that a part may import of tvjax
     "merging": {"vectors", "tree"},
     "data": set(),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tvjax import tangent
 from tvjax.evaluation.top1 import padded
 
 
@@ -70,8 +71,7 @@ def classify_linearised(encode):
     """
     def predict(point, head, images):
         theta0, tau = point
-        value, slope = jax.jvp(lambda params: encode(params, images), (theta0,), (tau,))
-        return _unit((value + slope).astype(jnp.float32)) @ head
+        return _unit(tangent.linearised(encode)(theta0, tau, images).astype(jnp.float32)) @ head
     return predict
 
 

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from tvjax import tree, vectors
+from tvjax import tangent, tree, vectors
 
 
 def shifted(theta0, tau):
@@ -21,9 +21,7 @@ def paired(theta0, tau):
     >>> paired({"a": jnp.ones(2), "b": jnp.ones(1)}, {"b": jnp.ones(1)})[1]["a"].tolist()
     [0.0, 0.0]
     """
-    step = tree.flatten(tau)
-    fill = lambda name, x: step[name].astype(x.dtype) if name in step else jnp.zeros_like(x)
-    return theta0, tree.rebuild(theta0, {name: fill(name, x) for name, x in tree.flatten(theta0).items()})
+    return theta0, tangent.to_tangent(tau, theta0)
 
 
 @functools.partial(jax.jit, static_argnames="place")
