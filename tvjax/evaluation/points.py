@@ -5,7 +5,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 
 from tvjax import tangent, tree, vectors
 
@@ -18,7 +17,8 @@ def shifted(theta0, tau):
 def paired(theta0, tau):
     """(θ0, τ), τ in the structure and dtypes of θ0 with zeros where it has no leaf: the arguments of a jvp.
 
-    >>> paired({"a": jnp.ones(2), "b": jnp.ones(1)}, {"b": jnp.ones(1)})[1]["a"].tolist()
+    >>> one = jax.numpy.ones
+    >>> paired({"a": one(2), "b": one(1)}, {"b": one(1)})[1]["a"].tolist()
     [0.0, 0.0]
     """
     return theta0, tangent.to_tangent(tau, theta0)
@@ -28,7 +28,7 @@ def paired(theta0, tau):
 def moved(theta0, tau, scale, *, place=shifted):
     """The parameters at θ0 + scale·τ; `scale` is traced, so that all scales share one program.
 
-    >>> moved({"w": jnp.ones(1)}, {"w": jnp.ones(1)}, 0.5)["w"].tolist()
+    >>> moved({"w": jax.numpy.ones(1)}, {"w": jax.numpy.ones(1)}, 0.5)["w"].tolist()
     [1.5]
     """
     return place(theta0, jax.tree.map(lambda x: scale * vectors.wide(x), tau))
