@@ -339,3 +339,15 @@ def test_a_diverged_state_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="loss is nan at step 5"):
         training.fit(broken, PARAMS, [(x, x) for x in images], RECIPE, state_dir=tmp_path / "state", save_every=2)
     assert checkpoints.latest_step(tmp_path / "state") == 4
+
+
+def test_a_watcher_sees_the_steps_and_ends_the_run():
+    seen = []
+    def watch(params, done):
+        seen.append((done, float(params["w"])))
+        return done == 4
+    recipe = training.Recipe(steps=10, batch=1, lr=0.1, warmup=0)
+    fitted = training.fit(lambda params, batch, key: (params["w"] - batch[0]) ** 2, {"w": jnp.float32(0)},
+                          itertools.repeat(np.ones(1, np.float32)), recipe, watch=watch, watch_every=2)
+    assert [done for done, _ in seen] == [2, 4] and seen[-1][1] == float(fitted.params["w"])
+    assert fitted.steps == 4 and fitted.losses.shape == (4,)

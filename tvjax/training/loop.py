@@ -40,7 +40,7 @@ class Fitted(NamedTuple):
 
 
 def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, state_dir=None, save_every=500,
-        log_every=20, progress=None):
+        log_every=20, progress=None, watch=None, watch_every=1):
     """Minimises `loss` over `params` for `recipe.steps` steps; the caller's `params` are left as they are.
 
     loss: (params, batch, key) -> scalar, or (scalar, aux) with a tree of floats.
@@ -53,6 +53,8 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
       a function that shards a batch over it.
     state_dir: where the state is saved every `save_every` steps and at the end, and where a run continues from.
     progress: whether to show a bar; None: on a terminal and in a notebook. Never but on process 0.
+    watch: a function (params, steps done) that is called after every `watch_every` steps, before the next batch is
+      drawn; where it answers True, the run ends there. What it keeps it copies: the next step reuses the memory.
 
     Raises:
       ValueError: where the loss is no longer finite, the batches end early, or `state_dir` holds another run.
@@ -69,8 +71,9 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     state = _start(params, transform, recipe)
     if state_dir is not None:
         state = _resume(state, state_dir, recipe)
-    advance = functools.partial(_advance, loss=loss, transform=transform, parts=recipe.accumulation)
+    advance = functools.partial(_advance, loss=loss, update=transform.update, parts=recipe.accumulation)
     key, aux, first, steps = jax.random.key(recipe.seed), None, int(state["step"]), recipe.steps
+    done = steps
     with _Clock(steps, first, progress) as clock:
         for step, batch in _numbered(feed, first, steps):
             state, aux = advance(state, batch if place is None else place(batch), frozen, key)
@@ -83,8 +86,10 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
                 _check_weights(state["params"], done)
             if saving:
                 _save(state, state_dir, done)
+            if watch is not None and done % watch_every == 0 and watch(state["params"], done):
+                break
     seconds = time.perf_counter() - begun
-    return Fitted(state["params"], np.array(state["losses"]), seconds, steps, clock.rate, jax.device_get(aux))
+    return Fitted(state["params"], np.array(state["losses"][:done]), seconds, done, clock.rate, jax.device_get(aux))
 
 
 def _start(params, transform, recipe):
@@ -103,13 +108,13 @@ def _on_mesh(state, mesh):
     return jax.tree.map(put, state)
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "transform", "parts"), donate_argnames="state")
-def _advance(state, batch, frozen, key, *, loss, transform, parts):
+@functools.partial(jax.jit, static_argnames=("loss", "update", "parts"), donate_argnames="state")
+def _advance(state, batch, frozen, key, *, loss, update, parts):
     """One update of the weights; compiled once for all runs with the same loss, recipe and shapes."""
     params, step = state["params"], state["step"]
     (value, aux), grads = _gradient(loss, params, batch, jax.random.fold_in(key, step), frozen, parts)
     with jax.numpy_dtype_promotion("standard"):  # optax 0.2.8 raises floats to integer counts
-        updates, opt = transform.update(grads, state["opt"], params)
+        updates, opt = update(grads, state["opt"], params)
     losses = state["losses"].at[step].set(value.astype(jnp.float32))
     return {"params": optax.apply_updates(params, updates), "opt": opt, "step": step + 1, "losses": losses}, aux
 
