@@ -2,9 +2,10 @@
 from tvjax.training.feed import batches, size
 from tvjax.training.loop import Fitted, fit
 from tvjax.training.losses import cross_entropy, normalise
-from tvjax.training.recipe import EPOCHS, Recipe, epochs_to_steps, optimizer, schedule, sparse
+from tvjax.training.recipe import EPOCHS, Recipe, epochs_to_steps, optimizer, schedule
+from tvjax.training.sparsity import fit_sparse, masked_adamw, sparse, touched, training_bytes
 
 __all__ = [
-    "EPOCHS", "Fitted", "Recipe", "batches", "cross_entropy", "epochs_to_steps", "fit", "normalise", "optimizer",
-    "schedule", "size", "sparse",
+    "EPOCHS", "Fitted", "Recipe", "batches", "cross_entropy", "epochs_to_steps", "fit", "fit_sparse", "masked_adamw",
+    "normalise", "optimizer", "schedule", "size", "sparse", "touched", "training_bytes",
 ]

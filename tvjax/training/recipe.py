@@ -6,9 +6,7 @@ Constants: Ortiz-Jimenez et al., 2023 (arXiv:2305.12827) and the code of the pap
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -96,38 +94,10 @@ def optimizer(recipe):
     here: `fit` averages the gradient over the parts before this sees it. Equal recipes give the same object, so that a
     step compiled for one run serves the next.
     """
-    return optax.chain(
-        optax.clip_by_global_norm(recipe.clip),
-        optax.adamw(schedule(recipe), recipe.b1, recipe.b2, recipe.eps, weight_decay=recipe.weight_decay),
-    )
+    return optax.chain(optax.clip_by_global_norm(recipe.clip), adamw(recipe))
 
 
-class Masked(NamedTuple):
-    """State of `sparse`: the mask, kept here so that a compiled step takes it as an argument."""
-
-    mask: Any
-    inner: Any
-
-
-def sparse(inner, mask):
-    """Updates only the entries where `mask` is true; the others keep their bits, weight decay or not.
-
-    `mask` is a tree of booleans like the parameters. Gradients are masked before `inner` (so that clipping and moments
-    see the chosen entries alone) and the update after it.
-
-    >>> step = sparse(optax.sgd(1.0), {"w": jnp.array([True, False])})
-    >>> grads = {"w": jnp.array([1.0, 1.0])}
-    >>> step.update(grads, step.init(grads), grads)[0]["w"].tolist()
-    [-1.0, 0.0]
-    """
-    def keep(mask, tree):
-        return jax.tree.map(lambda m, x: jnp.where(m, x, jnp.zeros_like(x)), mask, tree)
-
-    def init(params):
-        return Masked(mask, inner.init(params))
-
-    def update(updates, state, params=None):
-        updates, inner_state = inner.update(keep(state.mask, updates), state.inner, params)
-        return keep(state.mask, updates), Masked(state.mask, inner_state)
-
-    return optax.GradientTransformation(init, update)
+@functools.lru_cache
+def adamw(recipe):
+    """AdamW under the recipe's `schedule`, without the clipping."""
+    return optax.adamw(schedule(recipe), recipe.b1, recipe.b2, recipe.eps, weight_decay=recipe.weight_decay)
