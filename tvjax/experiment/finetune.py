@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from tvjax import checkpoints, evaluation, training, vectors
 from tvjax.experiment import workdir as files
 from tvjax.experiment.loading import Problem, check_finite
-from tvjax.models import clip
 
 SAVE_EVERY = 200  # steps between saved states, from which an interrupted run goes on
 FAR = 0.5  # ‖θ − θ0‖/‖θ0‖: fine-tuned models stay well below it, unrelated ones lie about √2
@@ -58,7 +57,7 @@ def vector_path(workdir, task: str, seed: int) -> pathlib.Path:
 
 def _fit(problem, recipe, task, state, progress):
     head = problem.heads[task]
-    width = head.shape[1] if recipe.label_smoothing else max(head.shape[1] for head in problem.heads.values())
+    width = head.shape[1] if recipe.label_smoothing else problem.width
     frozen = (jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1]))
     split = tuple(problem.splits[task]["train"])
     feed = functools.partial(training.batches, split, batch=recipe.batch, seed=recipe.seed)
@@ -100,7 +99,7 @@ def _save(path, tau, problem, key, cost) -> None:
 
 def _given(problem, plan, task, path) -> Tuned:
     """τ of a fine-tuned model that the plan names."""
-    theta = clip.visual(clip.from_pretrained(plan.finetuned[task]).params)
+    theta = problem.load(plan.finetuned[task])
     if not plan.allow_nonfinite:
         check_finite(theta, plan.finetuned[task])
     tau = jax.device_get(vectors.task_vector(theta, problem.theta0))

@@ -16,7 +16,6 @@ from tvjax.experiment import merges, rows, workdir
 from tvjax.experiment.finetune import Tuned, finetune
 from tvjax.experiment.loading import Problem, problem
 from tvjax.experiment.planning import Plan, plain, plan
-from tvjax.models import clip
 
 
 def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bool | None = None) -> list[dict]:
@@ -83,7 +82,7 @@ def _suite(about, todo, tasks, seed, tuned, anchors, folder, say) -> list[dict]:
                              data=merges.data_used(merge, todo))
         if todo.save_models and seed == todo.seeds[0]:
             theta = evaluation.moved(about.theta0, judged.tau, judged.scale)
-            clip.save_pretrained(about.pretrained, theta, folder / "merged" / f"{len(tasks)}-tasks" / merge.label)
+            about.save(theta, folder / "merged" / f"{len(tasks)}-tasks" / merge.label)
         test, whole = judged.accuracy["test"], anchors["fine-tuned"]["test"]
         say(f"{merge.label}, {len(tasks)} tasks, seed {seed}: test {100 * evaluation.absolute(test):.1f} % "
             f"({100 * evaluation.normalised(test, whole):.1f} % normalised) at α = {judged.scale:g}")

@@ -1,68 +1,85 @@
-"""What an experiment is about: a pretrained model, its frozen heads and the data of every task.
+"""What an experiment is about: a pretrained model, its frozen heads, and the data of every task and of the control.
 
-Accuracy is that of argmax over unit(image(x; θ)) · head, θ the visual part of a CLIP (what fine-tuning moves).
+A suite makes the problem from the plan; jobs see only parameters, `predict` and trees of arrays.
 """
-import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
-from tvjax import checkpoints, evaluation, training
-from tvjax.data import glyphs
+from tvjax import checkpoints, evaluation
 from tvjax.experiment.planning import SPLITS, Plan
-from tvjax.models import clip
 
-SIDE = 32  # pixels of a glyph
+SUITES = {"glyphs": "glyph_suite", "arrays": "array_suite", "text": "text_suite"}
 
 
 class Problem(NamedTuple):
-    """`theta0` is the visual part of the pretrained CLIP; `base` hashes its weights.
+    """`theta0` holds what fine-tuning moves; `base` hashes all pretrained weights.
 
-    keys: {task: {split: a hash of base, class names, templates, images and labels}}, all that an accuracy depends on
-      besides the weights that are judged.
+    predict(params, head, inputs) -> logits and encode(params, inputs) -> features take `inputs` as the splits hold
+      them: an array, or a tree of arrays, examples first.
+    heads {task: (features, classes)}; splits {task: {split: (inputs, labels)}}; keys {task: {split: a hash of base,
+      class names, templates, inputs and labels}}, all that an accuracy depends on besides the judged weights. All
+      three also hold the task `control` (a name, or None), which no task vector trains on.
+    load(path) gives the trained part of a model on disk; save(params, path) writes a whole model folder.
     """
 
-    pretrained: clip.Pretrained
+    pretrained: Any
     theta0: Any
     predict: Callable
     heads: dict[str, Any]
-    splits: dict[str, dict[str, glyphs.Split]]
+    splits: dict[str, dict[str, Any]]
     base: str
     keys: dict[str, dict[str, str]]
+    encode: Any = None
+    control: str | None = None
+    load: Any = None
+    save: Any = None
 
     def judged(self, tasks, split: str) -> dict[str, tuple]:
-        """{task: (head, (images, labels))}, as `tvjax.evaluation` takes them."""
+        """{task: (head, (inputs, labels))}, as `tvjax.evaluation` takes them."""
         return {task: (self.heads[task], tuple(self.splits[task][split])) for task in tasks}
+
+    @property
+    def width(self) -> int:
+        """Classes of the widest head of the tasks: padded to it, all of them share one compiled step."""
+        return max(head.shape[1] for task, head in self.heads.items() if task != self.control)
+
+
+class Material(NamedTuple):
+    """One task: `told` is what names the classes and makes the head, as far as a hash has to know it."""
+
+    head: Any
+    splits: dict[str, Any]
+    told: tuple
 
 
 def problem(plan: Plan) -> Problem:
-    """Loads the model and draws the data of a plan; ValueError where they do not fit or the model is not finite."""
-    found = clip.from_pretrained(glyphs.pretrained_dir() if plan.model == "glyphs" else plan.model)
+    """Loads the model and the data of a plan; ValueError where they do not fit or the model is not finite."""
+    return importlib.import_module(f"tvjax.experiment.{SUITES[plan.suite]}").load(plan)
+
+
+def assemble(plan: Plan, found, materials: dict[str, Material], *, theta0, encode, load, save) -> Problem:
+    """The problem of a pretrained model (`params`, `path`) and the material of each task."""
+    base = checkpoints.content_hash(found.params)
+    keys = {task: {split: evaluation.content_key(base, *map(_listed, one.told), tuple(one.splits[split]))
+                   for split in SPLITS} for task, one in materials.items()}
+    control = next((name for name in materials if name not in plan.tasks), None)
+    return Problem(found, jax.device_get(theta0), evaluation.classify(encode),
+                   {task: one.head for task, one in materials.items()},
+                   {task: one.splits for task, one in materials.items()}, base, keys, encode, control, load, save)
+
+
+def _listed(part):
+    return list(part) if isinstance(part, tuple) else part
+
+
+def checked(plan: Plan, found):
+    """`found`, its weights being finite or the plan allowing that they are not."""
     if not plan.allow_nonfinite:
         check_finite(found.params, found.path)
-    _check_fit(found)
-    model: Any = found.model  # hashable, though its type does not say so
-    predict = predictor(model, *(tuple(getattr(found.processor, name)) for name in ("image_mean", "image_std")))
-    heads = {task: head(found, task) for task in plan.tasks}
-    splits = {task: {split: _some(task, split, plan.examples[split]) for split in SPLITS} for task in plan.tasks}
-    base = checkpoints.content_hash(found.params)
-    keys = {task: {split: key(base, glyphs.task(task), part) for split, part in parts.items()}
-            for task, parts in splits.items()}
-    return Problem(found, jax.device_get(clip.visual(found.params)), predict, heads, splits, base, keys)
-
-
-def key(base: str, task: glyphs.Task, split: glyphs.Split) -> str:
-    """The hash under which results on a split are kept; a head follows from `base`, the names and the templates."""
-    return evaluation.content_key(base, list(task.classnames), list(task.templates), tuple(split))
-
-
-def _check_fit(found: clip.Pretrained) -> None:
-    side = found.model.config.vision.image_size
-    if side != SIDE:
-        raise ValueError(f"{found.path} takes {side} × {side} pixels, glyphs have {SIDE} × {SIDE}: take another model")
-    if "text_model" not in found.params:
-        raise ValueError(f"{found.path} has no text tower, so it gives no zero-shot heads: choose a whole CLIP")
+    return found
 
 
 def check_finite(params, where) -> None:
@@ -71,34 +88,3 @@ def check_finite(params, where) -> None:
         checkpoints.check_finite(params)
     except ValueError as error:
         raise ValueError(f"{where}: {error} Set allow_nonfinite to go on all the same.") from None
-
-
-@functools.cache
-def predictor(model: Any, mean, std):
-    """predict(θ, head, uint8 images) -> logits."""
-    features = clip.image_features(model)
-
-    def encode(params, images):
-        return features(params, training.normalise(images, mean, std))
-    return evaluation.classify(encode)
-
-
-def head(found: clip.Pretrained, name: str):
-    """The zero-shot head of a task, (projection, classes)."""
-    task = glyphs.task(name)
-    tokenize = lambda prompts: found.tokenizer(prompts, padding="max_length", truncation=True, return_tensors="np",
-                                               max_length=found.model.config.text.positions)["input_ids"]
-    model: Any = found.model
-    return evaluation.zero_shot_head(_encode_text(model), found.params, tokenize, task.classnames, task.templates,
-                                     logit_scale=found.params["logit_scale"])
-
-
-@functools.cache
-def _encode_text(model: Any):
-    features = clip.text_features(model)
-    return lambda params, ids: features(params, ids)
-
-
-def _some(task: str, split: str, most: int) -> glyphs.Split:
-    found = glyphs.load(task, split)
-    return glyphs.Split(found.images[:most], found.labels[:most])

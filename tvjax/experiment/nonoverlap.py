@@ -54,7 +54,7 @@ def masked_vector(problem, plan, task: str, mask: Any, *, seed: int, folder: Pat
     if path.exists() and beside.exists() and json.loads(beside.read_text()).get("key") == key:
         return vectors.TaskVector(checkpoints.load_task_vector(path).params)
     head = problem.heads[task]
-    width = max(head.shape[1] for head in problem.heads.values())
+    width = problem.width
     frozen = ((jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1])), problem.theta0, mask)
     recipe = plan.recipe(seed)
     split = tuple(problem.splits[task]["train"])

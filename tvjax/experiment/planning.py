@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from tvjax import merging, training, tree
 from tvjax.data import glyphs
+from tvjax.experiment import suites
 from tvjax.merging import Operator
 
 SPLITS = ("train", "val", "test")
@@ -36,7 +37,11 @@ class Merge(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A checked config. `finetuned` maps a task to the directory of a model that needs no fine-tuning."""
+    """A checked config. `finetuned` maps a task to the directory of a model that needs no fine-tuning.
+
+    `sources` are the files or folders of the data, `control` names the task that is judged and never trained on, `data`
+    holds what a suite alone knows; the suite "glyphs" needs none of them.
+    """
 
     name: str
     model: str
@@ -52,6 +57,9 @@ class Plan:
     batch: int
     save_models: bool
     allow_nonfinite: bool
+    sources: tuple[str, ...] = ()
+    control: str = ""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def recipe(self, seed: int) -> training.Recipe:
         return training.Recipe(**self.finetune, seed=seed)
@@ -59,6 +67,7 @@ class Plan:
 
 FIELDS = ("name", "model", "suite", "tasks", "counts", "seeds", "examples", "finetune", "finetuned", "merges", "scales",
           "select_on", "batch", "save_models", "allow_nonfinite")
+OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}}
 
 
 def plain(config: Any) -> Any:
@@ -79,19 +88,21 @@ def plan(config: Any) -> Plan:
 
     Builds every operator, knows every task, and computes nothing.
     """
-    given = plain(config)
-    known(given, FIELDS, "the config", complete=True)
-    tasks = _tasks(given["tasks"])
+    given = {**OPTIONAL, **plain(config)}
+    known(given, (*FIELDS, *OPTIONAL), "the config", complete=True)
     for name in ("select_on", "suite"):
-        _choice(name, given[name], {"select_on": ("val", "test"), "suite": ("glyphs",)}[name])
+        _choice(name, given[name], {"select_on": ("val", "test"), "suite": tuple(suites.CHECKS)}[name])
+    tasks = _tasks(given["tasks"], given["suite"])
+    data = suites.CHECKS[given["suite"]](tasks, given)
     finetune = _recipe(given["finetune"])
     return Plan(
         name=given["name"], model=str(given["model"]), suite=given["suite"], tasks=tasks,
         counts=_counts(given["counts"], len(tasks)), seeds=_integers("seeds", given["seeds"], low=0),
-        examples=_examples(given["examples"]), finetune=finetune, finetuned=_finetuned(given["finetuned"], tasks),
+        examples=_examples(given["examples"], given["suite"]), finetune=finetune,
+        finetuned=_finetuned(given["finetuned"], tasks),
         merges=_merges(given["merges"], _scales(given["scales"])), select_on=given["select_on"],
         batch=_integers("batch", [given["batch"]], low=1)[0], save_models=bool(given["save_models"]),
-        allow_nonfinite=bool(given["allow_nonfinite"]))
+        allow_nonfinite=bool(given["allow_nonfinite"]), **data)
 
 
 def known(given: Mapping, fields, what: str, *, complete: bool = False) -> None:
@@ -109,17 +120,16 @@ def _choice(name: str, value: Any, options: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {' or '.join(map(repr, options))}; got {value!r}")
 
 
-def _tasks(names) -> tuple[str, ...]:
+def _tasks(names, suite: str) -> tuple[str, ...]:
     if isinstance(names, str) or not names:
-        raise ValueError(f"tasks is empty or no list: {names!r}; name at least one of {', '.join(glyphs.suite(20))}")
+        some = f" of {', '.join(glyphs.suite(20))}" if suite == "glyphs" else ""
+        raise ValueError(f"tasks is empty or no list: {names!r}; name at least one{some}")
     for name in names:
         if not isinstance(name, str):
             raise ValueError(f"tasks holds {name!r}, which is no name of a task")
         if "," in name:
             several = '", "'.join(name.split(","))
             raise ValueError(f"tasks holds {name!r}; several tasks are written '(\"{several}\")'")
-        if glyphs.task(name).name == glyphs.CONTROL.name:
-            raise ValueError("the control task is for judging, no task vector trains on it: leave it out of tasks")
     twice = [name for name in names if list(names).count(name) > 1]
     if twice:
         raise ValueError(f"tasks names {twice[0]!r} more than once")
@@ -142,11 +152,12 @@ def _integers(name: str, values, *, low: int) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _examples(given: dict) -> dict[str, int]:
+def _examples(given: dict, suite: str) -> dict[str, int]:
     known(given, SPLITS, "examples", complete=True)
     for split in SPLITS:
-        if not isinstance(given[split], int) or not 0 < given[split] <= glyphs.SIZES[split]:
-            raise ValueError(f"examples.{split} is from 1 to {glyphs.SIZES[split]}; got {given[split]!r}")
+        most = glyphs.SIZES[split] if suite == "glyphs" else 10**9
+        if not isinstance(given[split], int) or not 0 < given[split] <= most:
+            raise ValueError(f"examples.{split} is from 1 to {most}; got {given[split]!r}")
     return {split: given[split] for split in SPLITS}
 
 
