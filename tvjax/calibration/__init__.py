@@ -1,4 +1,22 @@
-"""Calibration: what a task's examples say of each parameter, by true per-example gradients."""
+"""Calibration: what a task's examples say of each parameter, by true per-example gradients, and masks made of it."""
+from tvjax.calibration.eligible import ATTENTION, BIASES, is_scored, kind, scored
 from tvjax.calibration.gradients import REDUCTIONS, chunk_size, per_example, reduced
+from tvjax.calibration.masks import (
+    at_random,
+    by_magnitude,
+    by_score,
+    check_sparsity,
+    count,
+    densities,
+    full,
+    lota,
+    narrowed,
+)
+from tvjax.calibration.rounds import PRESETS, Calibrated, calibrate, preset
+from tvjax.calibration.scores import SCORES, draw_classes, of_choices, of_classifier, sensitivity
 
-__all__ = ["REDUCTIONS", "chunk_size", "per_example", "reduced"]
+__all__ = [
+    "ATTENTION", "BIASES", "Calibrated", "PRESETS", "REDUCTIONS", "SCORES", "at_random", "by_magnitude", "by_score",
+    "calibrate", "check_sparsity", "chunk_size", "count", "densities", "draw_classes", "full", "is_scored", "kind",
+    "lota", "narrowed", "of_choices", "of_classifier", "per_example", "preset", "reduced", "scored", "sensitivity",
+]
