@@ -1,4 +1,4 @@
-"""TATR as steps of the algebra: worked numbers, a plain double loop, degenerate regions, chunks, files, transformations."""
+"""TATR as steps of the algebra: worked numbers, a plain double loop, degenerate regions, chunks, transformations."""
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,7 @@ def test_localize_and_stitch():
     (lambda: merging.tatr()({"w": T}), r"needs gradients: call it as operator\(taus, gradients=tree\)"),
     (lambda: merging.tatr()({"w": T}, gradients={"v": G}), "gradients has nothing for the leaf w; it has v"),
     (lambda: merging.tatr()({"w": T}, gradients={"w": G[:2]}), "gradients have the shape of the stack"),
-    (lambda: merging.build("tatr", {"quantil": 0.9}), "did you mean quantile"),
+    (lambda: merging.build("tatr", {"quantil": 0.9}), "did you mean 'quantile'"),
 ])
 def test_slips_get_one_sentence(build, message):
     with pytest.raises(ValueError, match=message):
