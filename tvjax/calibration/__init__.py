@@ -1,4 +1,5 @@
 """Calibration: what a task's examples say of each parameter, by true per-example gradients, and masks made of it."""
+from tvjax.calibration.analysis import chance, iou, localisation, noised, occupancy, pruned, shares
 from tvjax.calibration.eligible import ATTENTION, BIASES, is_scored, kind, scored
 from tvjax.calibration.gradients import REDUCTIONS, chunk_size, per_example, reduced
 from tvjax.calibration.masks import (
@@ -14,9 +15,11 @@ from tvjax.calibration.masks import (
 )
 from tvjax.calibration.rounds import PRESETS, Calibrated, calibrate, preset
 from tvjax.calibration.scores import SCORES, draw_classes, of_choices, of_classifier, sensitivity
+from tvjax.calibration.sparse_files import load_sparse, save_sparse
 
 __all__ = [
     "ATTENTION", "BIASES", "Calibrated", "PRESETS", "REDUCTIONS", "SCORES", "at_random", "by_magnitude", "by_score",
-    "calibrate", "check_sparsity", "chunk_size", "count", "densities", "draw_classes", "full", "is_scored", "kind",
-    "lota", "narrowed", "of_choices", "of_classifier", "per_example", "preset", "reduced", "scored", "sensitivity",
+    "calibrate", "chance", "check_sparsity", "chunk_size", "count", "densities", "draw_classes", "full", "iou",
+    "is_scored", "kind", "load_sparse", "localisation", "lota", "narrowed", "noised", "occupancy", "of_choices",
+    "of_classifier", "per_example", "preset", "pruned", "reduced", "save_sparse", "scored", "sensitivity", "shares",
 ]
