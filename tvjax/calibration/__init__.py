@@ -15,11 +15,11 @@ from tvjax.calibration.masks import (
 )
 from tvjax.calibration.rounds import PRESETS, Calibrated, calibrate, preset
 from tvjax.calibration.scores import SCORES, draw_classes, of_choices, of_classifier, sensitivity
-from tvjax.calibration.sparse_files import load_sparse, save_sparse
+from tvjax.calibration.sparse_files import load_mask, load_sparse, save_mask, save_sparse
 
 __all__ = [
     "ATTENTION", "BIASES", "Calibrated", "PRESETS", "REDUCTIONS", "SCORES", "at_random", "by_magnitude", "by_score",
     "calibrate", "chance", "check_sparsity", "chunk_size", "count", "densities", "draw_classes", "full", "iou",
-    "is_scored", "kind", "load_sparse", "localisation", "lota", "narrowed", "noised", "occupancy", "of_choices",
-    "of_classifier", "per_example", "preset", "pruned", "reduced", "save_sparse", "scored", "sensitivity", "shares",
+    "is_scored", "kind", "load_mask", "load_sparse", "localisation", "lota", "narrowed", "noised", "occupancy", "of_choices",
+    "of_classifier", "per_example", "preset", "pruned", "reduced", "save_mask", "save_sparse", "scored", "sensitivity", "shares",
 ]

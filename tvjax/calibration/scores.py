@@ -96,13 +96,13 @@ def _draw(params, part, places, shared, key, *, logits, samples):
 
 @functools.cache
 def of_classifier(predict: Callable) -> Callable:
-    """logits(params, image, frozen, head, classes) for one image, from predict(params, head, images) -> logits.
+    """logits(params, example, frozen, head, classes) for one example, from predict(params, head, examples) -> logits.
 
     `params` and `frozen` are the scored and the other leaves of one model, `head` may be padded by columns that are no
     class; `classes` counts those that are.
     """
-    def logits(params, image, frozen, head, classes):
-        z = predict(tree.union(params, frozen), head, image[None])[0]
+    def logits(params, example, frozen, head, classes):
+        z = predict(tree.union(params, frozen), head, jax.tree.map(lambda x: x[None], example))[0]
         return jnp.where(jnp.arange(z.shape[-1]) < classes, z, -1e9)
     return logits
 

@@ -1,4 +1,4 @@
-"""Sparse task vectors on disk: for every tensor that moved, a bit an entry and the values where the bit is set.
+"""Sparse task vectors and masks on disk: for every tensor that moved, a bit an entry and the values where it is set.
 
 A tensor that stayed at θ0 takes no bytes beside its name and shape. What is read back has the bits of what was written.
 """
@@ -57,3 +57,27 @@ def _dense(held, name, dtype, *shape):
     x = np.zeros(shape, values.dtype)
     x[bits.unpack(bits.Bits(held[f"{name}:places"], tuple(shape)))] = values
     return x
+
+
+def save_mask(mask: Any, path: str | os.PathLike) -> None:
+    """Writes a mask, a bit an entry."""
+    flat = {name: np.asarray(x) for name, x in tree.flatten(jax.device_get(mask)).items()}
+    shapes = json.dumps({name: x.shape for name, x in flat.items()})
+    checkpoints.save({name: bits.pack(x).packed for name, x in flat.items()}, path,
+                     metadata={"tvjax": "mask", "shapes": shapes})
+
+
+def load_mask(path: str | os.PathLike) -> Any:
+    """The mask that `save_mask` wrote: nested dicts of boolean arrays.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "mask.safetensors")
+    >>> save_mask({"a": np.array([True, False, True])}, path)
+    >>> load_mask(path)["a"].tolist()
+    [True, False, True]
+    """
+    found = checkpoints.load(path)
+    if found.metadata.get("tvjax") != "mask":
+        raise ValueError(f"{path} is no mask")
+    return tree.unflatten({name: bits.unpack(bits.Bits(found.buffers[name], tuple(shape)))
+                           for name, shape in json.loads(found.metadata["shapes"]).items()})

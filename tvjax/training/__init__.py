@@ -3,9 +3,11 @@ from tvjax.training.feed import batches, size
 from tvjax.training.loop import Fitted, fit
 from tvjax.training.losses import cross_entropy, normalise
 from tvjax.training.recipe import EPOCHS, Recipe, epochs_to_steps, optimizer, schedule
+from tvjax.training.remat import held_bytes, rematerialised
 from tvjax.training.sparsity import fit_sparse, masked_adamw, sparse, touched, training_bytes
 
 __all__ = [
-    "EPOCHS", "Fitted", "Recipe", "batches", "cross_entropy", "epochs_to_steps", "fit", "fit_sparse", "masked_adamw",
-    "normalise", "optimizer", "schedule", "size", "sparse", "touched", "training_bytes",
+    "EPOCHS", "Fitted", "Recipe", "batches", "cross_entropy", "epochs_to_steps", "fit", "fit_sparse", "held_bytes",
+    "masked_adamw", "normalise", "optimizer", "rematerialised", "schedule", "size", "sparse", "touched",
+    "training_bytes",
 ]
