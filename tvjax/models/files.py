@@ -36,6 +36,7 @@ class Family(NamedTuple):
     network: (config, names of the weights) -> the Flax module.
     init: (module, key) -> random parameters, whose names and shapes the weights must have.
     adopt: (weights, config) -> (weights under the module's names, buffers): prefixes, copies of tied tensors.
+    constants: a regular expression for names of what all models have alike, such as causal masks: they are not read.
     optional: dotted beginnings of names that may be missing together, as a tower or a head.
     tokenizer, processor: the names of their classes in transformers.
     read_config, config_text: how the configuration is read from a folder and written, where transformers doesn't.
@@ -48,6 +49,7 @@ class Family(NamedTuple):
     init: Callable[[Any, jax.Array], Mapping[str, Any]]
     adopt: Callable[[Flat, Config], tuple[Flat, Flat]] = _as_they_are
     optional: tuple[str, ...] = ()
+    constants: str = ""
     tokenizer: str = ""
     processor: str = ""
     read_config: Callable[[Path], Config] | None = None
@@ -95,7 +97,7 @@ def from_pretrained(path_or_hub_id: str | os.PathLike, family: Family, *, revisi
 
     Leaves keep the file's dtype. Errors: a ValueError that says what is missing, strange or of the wrong shape.
     """
-    folder = find(path_or_hub_id, family, revision)
+    folder = find(path_or_hub_id, revision, family)
     config = (family.read_config or _config(family))(folder)
     weights, buffers = _weights(folder, family, config)
     model = family.network(config, weights.keys())
@@ -108,28 +110,34 @@ def from_pretrained(path_or_hub_id: str | os.PathLike, family: Family, *, revisi
                       buffers, folder, family)
 
 
-def find(given: str | os.PathLike, family: Family, revision: str | None) -> Path:
-    """The folder of that path, or the one to which the hub's model was downloaded."""
+def find(given: str | os.PathLike, revision: str | None, family: Family | None = None) -> Path:
+    """The folder of that path, or the one to which the hub's model was downloaded (its configuration alone where the
+    family isn't known yet).
+    """
     path = Path(given).expanduser()
     if path.is_dir():
         return path
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(given)) or str(given).startswith("."):
         raise ValueError(f"There is no folder {path}{_near(path)}.")
-    import huggingface_hub
-
-    stem = family.weights.removesuffix(".safetensors")
-    patterns = [f"{stem}*.safetensors", f"{family.weights}.index.json", family.config_file, *TOKENIZER_FILES,
-                *PROCESSOR_FILES, *family.extras]
     try:
-        folder = Path(huggingface_hub.snapshot_download(str(given), revision=revision, allow_patterns=patterns))
-        if not any(folder.glob(f"{stem}*.safetensors")):
-            patterns.append(family.pickle)
-            folder = Path(huggingface_hub.snapshot_download(str(given), revision=revision, allow_patterns=patterns))
+        return _download(str(given), revision, family)
     except Exception as error:  # httpx, the hub and the file system each raise kinds of their own
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(f"{str(given)!r} is no folder here{_near(path)}, and the hub gave no such model: "
                          f"{reason}.") from error
-    return folder
+
+
+def _download(name: str, revision: str | None, family: Family | None) -> Path:
+    import huggingface_hub
+
+    fetch = lambda patterns: Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
+    if family is None:
+        return fetch(["config.json", "open_clip_config.json"])
+    shards = f"{family.weights.removesuffix('.safetensors')}*.safetensors"
+    patterns = [shards, f"{family.weights}.index.json", family.config_file, *TOKENIZER_FILES, *PROCESSOR_FILES,
+                *family.extras]
+    folder = fetch(patterns)
+    return folder if any(folder.glob(shards)) else fetch([*patterns, family.pickle])
 
 
 def _near(path: Path) -> str:
@@ -178,8 +186,9 @@ def _weights(folder: Path, family: Family, config: Config) -> tuple[Flat, Flat]:
         params, buffers, _ = checkpoints.split(flat, {"format": "pt"})
     else:
         params, buffers, _ = checkpoints.load(folder if name == "model.safetensors" else folder / name)
-    weights, more = family.adopt(tree.flatten(params), config)
-    return weights, {**buffers, **more}
+    known = lambda name: bool(family.constants) and re.search(family.constants, name) is not None
+    weights, more = family.adopt({n: x for n, x in tree.flatten(params).items() if not known(n)}, config)
+    return weights, {**{n: x for n, x in buffers.items() if not known(n)}, **more}
 
 
 def _torch_weights(file: Path) -> Flat:

@@ -62,6 +62,28 @@ class Linear(nn.Module):
         return y + _over_leading(self.param("bias", nn.initializers.zeros, (self.features,)), y)
 
 
+class Conv1D(Linear):
+    """y = x W + b; weight (in, out), as GPT-2's files keep it. A `Linear` to all who wrap one: it maps x to y alike."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch inputs"]) -> Float[Array, "*batch outputs"]:
+        weight = self.param("weight", nn.initializers.normal(self.std), (x.shape[-1], self.features))
+        y = jnp.einsum("...i,io->...o", x, weight)
+        return y + _over_leading(self.param("bias", nn.initializers.zeros, (self.features,)), y)
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + eps) · weight over the last axis; low-precision input is normalised in float32."""
+    eps: float = 1e-6
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+        weight = self.param("weight", nn.initializers.ones, x.shape[-1:])
+        wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+        normal = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + self.eps)
+        return normal.astype(x.dtype) * _over_leading(weight, x)
+
+
 class LayerNorm(nn.Module):
     """(x - mean) / √(var + eps) · weight + bias over the last axis; low-precision input is normalised in float32."""
     eps: float = 1e-5
@@ -90,6 +112,10 @@ class Embedding(nn.Module):
     def first(self, count: int) -> Float[Array, "count width"]:
         """The first `count` rows: what positions 0, 1, … look up, without a gather."""
         return jnp.asarray(self.weight)[:count]
+
+    def scores(self, x: Float[Array, "*batch width"]) -> Float[Array, "*batch rows"]:
+        """x Wᵀ: the table as the output layer that is tied to it."""
+        return jnp.einsum("...w,rw->...r", x, self.weight)
 
 
 class PatchEmbedding(nn.Module):
