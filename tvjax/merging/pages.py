@@ -20,7 +20,7 @@ COMMON = {  # what several docstrings leave to the reader's sense
     "scale": "multiplies the result.",
     "normalize": "whether the sum is divided by the sum of the weights.",
     "scope": 'where shares and norms are taken: the whole model ("global"), each "layer" or each "leaf".',
-    "solver": '"svd", "gram" (faster, good for leading triplets) or "auto", which checks what "gram" found.',
+    "solver": '"svd", "gram" (several times faster) or "auto", which takes "gram" where it loses nothing.',
     "comparator": '">" (the authors\' code) or ">=" (the paper); they differ where a task vector is zero in all tasks.',
     "density": 'kept share of each task vector if `base` is "ties", in (0, 1].',
     "trim": 'see `ties`, if `base` is "ties".',

@@ -5,9 +5,11 @@ A pass for each stage that declares statistics, then one that applies the leaf f
 entry-wise go in chunks of fixed sizes (a few programs serve every model), others whole. Chunk boundaries and order are
 the same wherever the entries come from: results from memory and from disk are equal bit by bit.
 """
+import contextlib
 import dataclasses
 import functools
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import threadpoolctl
 
 from tvjax.merging import numbers, plan
 from tvjax.merging.numbers import sum_tasks
@@ -24,6 +27,7 @@ from tvjax.merging.sources import Source
 from tvjax.merging.statistics import group
 
 AHEAD = 3  # pieces that are read and started ahead of their use
+WHOLE = 1 << 23  # entries of a task in whole leaves that are under way at once
 SIZES = (1 << 10, 1 << 13, 1 << 16)  # multiples of draws.BLOCK; eight tasks' float32 fill a few MB, which caches hold
 
 
@@ -99,12 +103,21 @@ def finished(job: Run, names=None) -> Iterator[Made]:
     leaves = job.leaves.values() if names is None else [job.leaves[name] for name in names]
     started = ((piece, origin, _through(*_inputs(job, piece, way, origin)))
                for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
-    for piece, origin, (x, finite) in _ahead(started):
-        job.check(finite, piece.leaf)
-        if piece.whole:
-            yield Made(piece.leaf, 0, piece.stop, jax.tree.map(np.asarray, x), origin)
-        else:
-            yield Made(piece.leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start], origin)
+    with _threads(job):
+        for piece, origin, (x, finite) in _ahead(started):
+            job.check(finite, piece.leaf)
+            if piece.whole:
+                yield Made(piece.leaf, 0, piece.stop, jax.tree.map(np.asarray, x), origin)
+            else:
+                yield Made(piece.leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start], origin)
+
+
+def _threads(job: Run):
+    """Where many small leaves run side by side, each decomposition gets one thread: BLAS's own would stand in each
+    other's way."""
+    whole = [math.prod(leaf.shape) for leaf in job.leaves.values() if len(leaf.shape) > 1 and not _chunked(job, leaf)]
+    several = len(whole) >= (os.cpu_count() or 1) > 1 and 2 * max(whole) <= WHOLE
+    return threadpoolctl.threadpool_limits(1, user_api="blas") if several else contextlib.nullcontext()
 
 
 def _joined(parts: list[Made], dtype):
@@ -228,11 +241,13 @@ def _stages(stages, values, x, origin, place, fed):
 def _ahead(items: Iterator) -> Iterator:
     """The same items (a piece first), started a little ahead of their use, so that reading and computing overlap.
 
-    Whole leaves go one at a time, since two of them may be more than memory holds.
+    Whole leaves run side by side as far as few of them are under way; a large one goes alone, since two of them may be
+    more than memory holds.
     """
     waiting: deque = deque()
+    under_way = lambda: sum(item[0].stop for item in waiting if item[0].whole)
     for item in items:
         waiting.append(item)
-        while len(waiting) > (0 if item[0].whole else AHEAD):
+        while len(waiting) > AHEAD or under_way() > WHOLE:
             yield waiting.popleft()
     yield from waiting
