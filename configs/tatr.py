@@ -1,0 +1,73 @@
+"""Task arithmetic in a trust region (TATR, arXiv:2501.15065) on the glyph benchmark: merges, ablations, three seeds.
+
+    python -m tvjax.run --config=configs/tatr.py:8
+    python -m tvjax.run --config=configs/tatr.py:8 --config.vectors=runs/glyphs-8   # its task vectors, if it ran
+    python -m tvjax.run --config=configs/tatr.py:runlocal
+
+Protocol: gradients of the pretrained model on 16 labelled training exemplars a task (mean of |∇ℓ| over examples), Ω's
+quantile 0.99 over the whole model, one mask for all tasks; α on validation data for every row. Ablations: entropy in
+place of labels, |mean ∇ℓ|, a region for each pair of tasks, removal by magnitude, scaling by sign, quantiles, numbers
+of exemplars over five draws, knowledge conflicts. Fisher merging, RegMean and RegMean++ are there with 64 unlabelled
+inputs a task.
+
+The paper's own settings: CLIP ViT-B/32, B/16, L/14 with the checkpoints of task arithmetic, 8 tasks (Cars, DTD,
+EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN), λ = 0.3; it reports +3.7 points for task arithmetic on B/32
+and +0.8 on L/14.
+"""
+from ml_collections import ConfigDict
+
+COUNTS = {"": (8,), "8": (8,), "runlocal": (3,)}
+
+
+def get_config(arg=""):
+    if arg not in COUNTS:
+        raise ValueError(f"tatr takes {', '.join(f':{name}' for name in COUNTS if name)}; got :{arg}")
+    from tvjax.data import glyphs
+
+    local, counts = arg == "runlocal", COUNTS[arg]
+    group = lambda **fields: ConfigDict(fields)
+    wide = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(1, 16))
+    return ConfigDict(dict(
+        job="tatr",
+        name=f"tatr-{arg or 8}",
+        model="glyphs",
+        suite="glyphs",
+        tasks=glyphs.suite(20)[:max(counts)],
+        counts=counts,
+        seeds=(0,) if local else (0, 1, 2),
+        examples=dict(train=64, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
+        finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
+        finetuned=(),
+        vectors="",                   # the folder of another run with the same model, data and recipe
+        merges=(group(name="average"),),  # the job's own merges are `bases`
+        scales=(0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(2, 15)),
+        select_on="val",
+        batch=40 if local else 250,
+        save_models=False,
+        allow_nonfinite=False,
+        tatr=group(
+            bases=(                   # what comes behind the region; the first one is that of the conflicts
+                group(name="task_arithmetic"),
+                group(name="ties", density=0.2, scales=wide),
+                group(name="consensus", k=2, lam=0.4),
+                group(name="tsv_m", scales=wide),
+            ),
+            loss="cross_entropy",     # or "entropy", which needs no labels
+            reduce="mean_abs",        # mean of |∇|; "abs_mean" is |mean of ∇|
+            split="train",            # where exemplars come from
+            exemplars=4 if local else 16,
+            quantile=0.99,
+            few=(0.2, 0.4) if local else (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
+            sources=(("entropy", "mean_abs"),) if local else (
+                ("cross_entropy", "abs_mean"), ("entropy", "mean_abs"), ("entropy", "abs_mean")),
+            pairs=(0.99,),
+            removals=(0.01,) if local else (0.01, 0.02, 0.05),
+            multipliers=(0.5,) if local else (0.5, 1.0, 2.0),
+            quantiles=(0.9,) if local else (0.8, 0.9, 0.95, 0.98, 0.99, 0.995),
+            counts=(2,) if local else (1, 4, 16, 64),
+            draws=2 if local else 5,
+            conflicts=("base", "region"),
+            statistics=group(**{"fisher": 8, "regmean": 8, "regmean++": 8} if local else
+                             {"fisher": 64, "regmean": 64, "regmean++": 64}),
+        ),
+    ))
