@@ -30,12 +30,12 @@ def get_config(arg=""):
         tasks=glyphs.suite(20)[:count],
         counts=(count,),
         seeds=(0,) if local else (0, 1, 2),
-        examples=dict(train=64, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
+        examples=dict(train=64, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=100, test=400),
         finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
         merges=(group(name="task_arithmetic"),),  # whose grid of α the baselines take
-        scales=(0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(2, 15)),
+        scales=(0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(3, 13)),
         select_on="val",
         batch=40 if local else 250,
         save_models=False,

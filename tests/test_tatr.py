@@ -1,5 +1,4 @@
-"""The jobs of trust regions and test-time merging on a made-up problem of a few hundred weights: rows, tables, slips.
-"""
+"""The jobs of trust regions and test-time merging on a made-up problem of a few hundred weights."""
 import pathlib
 import runpy
 import types
