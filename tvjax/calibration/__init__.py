@@ -20,6 +20,7 @@ from tvjax.calibration.sparse_files import load_mask, load_sparse, save_mask, sa
 __all__ = [
     "ATTENTION", "BIASES", "Calibrated", "PRESETS", "REDUCTIONS", "SCORES", "at_random", "by_magnitude", "by_score",
     "calibrate", "chance", "check_sparsity", "chunk_size", "count", "densities", "draw_classes", "full", "iou",
-    "is_scored", "kind", "load_mask", "load_sparse", "localisation", "lota", "narrowed", "noised", "occupancy", "of_choices",
-    "of_classifier", "per_example", "preset", "pruned", "reduced", "save_mask", "save_sparse", "scored", "sensitivity", "shares",
+    "is_scored", "kind", "load_mask", "load_sparse", "localisation", "lota", "narrowed", "noised", "occupancy",
+    "of_choices", "of_classifier", "per_example", "preset", "pruned", "reduced", "save_mask", "save_sparse",
+    "scored", "sensitivity", "shares",
 ]

@@ -18,10 +18,14 @@ from tvjax.calibration.gradients import BUDGET, count_examples
 from tvjax.calibration.scores import sensitivity
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"score": "fisher", "soft": 1.0, "batches_per_round": 10, "embeddings": "frozen"},
-    "official": {"score": "logit_sq", "soft": 0.1, "batches_per_round": None, "embeddings": "dense"},
+    "paper": {"score": "fisher", "soft": 1.0, "batches_per_round": 10, "embeddings": "frozen", "moments": "chosen",
+              "norm": "chosen"},
+    "official": {"score": "logit_sq", "soft": 0.1, "batches_per_round": None, "embeddings": "dense", "moments": "all",
+                 "norm": "all"},
 }
-"""Where paper and released code differ. embeddings: what training does with tensors that are not scored."""
+"""Where paper and released code differ. The last three are training's: what becomes of tensors that are not scored
+(the code trains them whole), and what Adam's moments and the clip norm see (`training.masked_adamw`)."""
+CALIBRATION = ("score", "soft", "batches_per_round")  # what of a preset `calibrate` takes
 
 
 class Calibrated(NamedTuple):
@@ -35,14 +39,16 @@ class Calibrated(NamedTuple):
 
 def calibrate(logits: Callable, params: Any, examples: Any, *shared, sparsity: float = 0.9, rounds: int = 4,
               score: str = "fisher", samples: int = 1, batches_per_round: int | None = 10, batch: int = 128,
-              soft: float = 1.0, seed: int = 0, budget: int = BUDGET, devices=None) -> Calibrated:
+              soft: float = 1.0, keep: str = "lowest", seed: int = 0, budget: int = BUDGET,
+              devices=None) -> Calibrated:
     """The mask of the (1 − sparsity) share of `params` to which the model's output is least sensitive.
 
     logits: (params, example, *shared) -> (classes,), see `sensitivity`. params: the scored tensors (`eligible.scored`)
     alone. examples: a tree of arrays, of the validation split. batches_per_round: how many batches of `batch` examples
     a round draws at random, without putting back (all examples where there are fewer); None: every round takes all.
-    soft: the factor of excluded weights in the forward pass. The mask follows from the seed: examples of a round and
-    classes drawn for them depend on (seed, round) alone.
+    soft: the factor of excluded weights in the forward pass. keep: "lowest", or "highest" for the opposite mask, an
+    ablation. The mask follows from the seed: a round's examples and the classes drawn for them depend on (seed, round)
+    alone.
 
     Raises:
       ValueError: for a sparsity outside of (0, 1), no examples, scores that are all zero or not finite (the tensors
@@ -56,7 +62,7 @@ def calibrate(logits: Callable, params: Any, examples: Any, *shared, sparsity: f
         part = jax.tree.map(lambda x, chosen=chosen: x[chosen], examples)
         found = sensitivity(logits, softened(params, active, soft), part, *shared, score=score, samples=samples,
                             seed=round_seed(seed, number), budget=budget, devices=devices)
-        active = masks.narrowed(found, active, density=density)
+        active = masks.narrowed(found, active, density=density, keep=keep)
         kept.append(masks.count(active))
         seen.append(len(chosen))
     return Calibrated(active, tuple(kept), tuple(seen), time.perf_counter() - begun)
