@@ -8,6 +8,7 @@ import pytest
 
 from tvjax import learning, tree
 from tvjax.learning import Scheme
+from tvjax.learning.coefficients import by_parts
 from tvjax.merging.lowrank import LowRank
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -160,6 +161,12 @@ def test_parts_are_seeded_and_belong_to_a_tensor():
     assert (draw("a") != draw("b")).mean() > 0.6 and (draw("a") != draw("a", seed=1)).mean() > 0.6
     np.testing.assert_array_equal(draw("a", sharing="shape"), draw("b", sharing="shape"))
     assert np.abs(np.bincount(draw("a").ravel(), minlength=4) / 2000 - 0.25).max() < 0.05
+
+
+def test_parts_of_the_worked_example():
+    tau, parts = jnp.array([[[0.0, 1, 2], [3, 4, 5]]]), jnp.array([[0, 1, 0], [1, 1, 0]])
+    found = by_parts(tau, jnp.array([[0.5, 2.0]]), parts)
+    np.testing.assert_array_equal(found, [[0, 2, 1], [6, 8, 2.5]])
 
 
 def test_population_by_vmap(held):

@@ -1,0 +1,101 @@
+"""aTLAS, learned anisotropic scaling of task vectors (arXiv:2407.02880), on the glyph benchmark: one command a study.
+
+    python -m tvjax.run --config=configs/atlas.py:addition --config.vectors=runs/glyphs-8     # 8 tasks, 3 seeds
+    python -m tvjax.run --config=configs/atlas.py:negation --config.vectors=runs/glyphs-8
+    python -m tvjax.run --config=configs/atlas.py:fewshot --config.vectors=runs/glyphs-20     # pool of 19
+    python -m tvjax.run --config=configs/atlas.py:tta --config.vectors=runs/glyphs-20
+    python -m tvjax.run --config=configs/atlas.py:peft --config.vectors=runs/glyphs-8
+    python -m tvjax.run --config=configs/atlas.py:selection --config.vectors=runs/glyphs-20
+    python -m tvjax.run --config=configs/atlas.py:runlocal                                    # all of them, seconds
+
+Without `vectors` the task vectors are fine-tuned first. Protocol: coefficients from zero; addition learns on the
+validation splits and keeps their best epoch; negation ends where the control falls below 95 %; few-shot, adaptation
+and selection leave the target's own vector out. Measured numbers: experiments/atlas/README.md.
+
+The paper's own settings, for CLIP ViT-B/32, B/16, L/14 and ResNets with 22 tasks: addition lr 1e-3, weight decay 0.1,
+batch 128, 20 epochs of the shortest of 8 validation splits; negation 1e-3 times 2 … 10 by task
+(`tvjax.learning.arithmetic.TIMES`); few-shot lr 0.1, cosine, 10 epochs (ResNets 30), batch 128; adaptation lr 1e-3,
+10 epochs. The rates below are larger where an epoch of glyphs has fewer steps.
+"""
+from ml_collections import ConfigDict
+
+PARTS = {"addition": ("addition",), "negation": ("negation",), "fewshot": ("fewshot", "contribution"), "tta": ("tta",),
+         "peft": ("peft",), "selection": ("selection", "basis"),
+         "runlocal": ("addition", "negation", "fewshot", "contribution", "tta", "peft", "selection", "basis")}
+TASKS = {"fewshot": 20, "tta": 20, "selection": 20, "runlocal": 3}
+
+
+def group(**fields):
+    return ConfigDict(fields)
+
+
+def get_config(arg="addition"):
+    if arg not in PARTS:
+        raise ValueError(f"atlas takes {', '.join(f':{name}' for name in PARTS)}; got :{arg}")
+    from tvjax.data import glyphs
+
+    local, count = arg == "runlocal", TASKS.get(arg, 8)
+    many = arg in ("addition", "negation")
+    tasks = glyphs.suite(20)[:count]
+    return ConfigDict(dict(
+        job="atlas",
+        name=f"atlas-{arg}",
+        model="glyphs",
+        suite="glyphs",
+        tasks=tasks,
+        counts=(count,),
+        seeds=(0, 1, 2) if many else (0,),  # of the task vectors; elsewhere several draws of shots
+        examples=dict(train=96, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
+        finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
+        finetuned=(),
+        vectors="",                   # the folder of another run with the same model, data and recipe
+        merges=(group(name="task_arithmetic"),),
+        scales=(0.0, 0.5, 1.0),
+        select_on="val",
+        batch=40 if local else 250,
+        save_models=False,
+        allow_nonfinite=False,
+        atlas=group(parts=PARTS[arg], store="float32", **studies(local, tasks)),
+    ))
+
+
+def studies(local, tasks):
+    """The fields of every study; a config reads those of its parts."""
+    course = lambda epochs, batch, lr, **more: group(epochs=1 if local else epochs, batch=12 if local else batch, lr=lr,
+                                                     **more)
+    few = course(10, 32, 0.1, decay="cosine")
+    targets = tasks[:1] if local else ("armenian", "arrows", "cards")
+    targets = tuple(task for task in targets if task in tasks) or tasks[:1]
+    tuning = dict(steps=4 if local else 200, batch=8 if local else 64, lr=3e-4, warmup=1, weight_decay=0.1)
+    grid = (0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(21))
+    return dict(
+        addition=group(
+            course=course(15, 128, 1e-2), grid=grid, tuning=group(**tuning),
+            schemes=(group(by="task"), group(by="tensor"), group(by="tensor", blocks="weights")),
+            penalties=(1,), fractions=(1.0,) if local else (0.2, 1.0),
+            geometry=("standard", "linearised") if local else ("standard",),
+        ),
+        negation=group(course=course(10, 64, 1e-2), grid=grid, schemes=(group(by="task"), group(by="tensor"))),
+        fewshot=group(
+            course=few, joint=course(10, 32, 0.1, decay="cosine"), targets=targets, shots=(1,) if local else (1, 4, 16),
+            draws=1 if local else 3, augment="crop", schemes=(group(by="tensor"),), domains=("plain",),
+        ),
+        contribution=group(course=course(3, 32, 0.1, decay="cosine"), targets=targets[:1] if local else tasks[:4],
+                           shots=(1,) if local else (16,), augment="crop"),
+        tta=group(
+            course=course(5, 64, 1e-2, decay="cosine"), targets=targets[:2], draws=1 if local else 3, augment="crop",
+            objectives=("contrast", "entropy", "ufm"), images=40 if local else 400, exponents=(0.5,) if local else
+            (0.5, 1.0, 2.0), share=0.5, margin=0.4,
+        ),
+        peft=group(
+            course=course(10, 64, 3e-2, decay="cosine"), tuning=group(**tuning), lora=group(**{**tuning, "lr": 3e-3}),
+            targets=targets[:1] if local else tasks[1:3], ranks=(2,) if local else (4,), parts=(1, 2) if local else
+            (1, 5, 20, 80), fractions=(1.0,) if local else (0.1, 1.0), draws=1 if local else 3,
+        ),
+        selection=group(
+            course=few, targets=targets[:2], shots=(1,) if local else (16,), draws=1 if local else 3, augment="crop",
+            budgets=(1,) if local else (1, 2, 5), methods=("random", "features", "whole gradient", "block gradient"),
+        ),
+        basis=group(course=few, targets=targets[:1], shots=(1,) if local else (16,), draws=1 if local else 3,
+                    counts=(1,) if local else (2, 8, 19), augment="crop", questions=2 if local else 0),
+    )
