@@ -34,6 +34,7 @@ def get_config(arg="ties"):
         base="",                      # the pretrained model
         models="",                    # the fine-tuned ones: A,B,C or eu=A,cars=B
         out="",                       # the directory to write
+        data="",                      # what the method needs beside models: gradients=FILE, fisher=FILE, gram=FILE
         recipe="",                    # a recipe.yaml, ours or mergekit's, instead of method, base and models
         plan=False,                   # tell what would be done, and do nothing
         only="",                      # a regular expression: merge these tensors of the base, keep the others

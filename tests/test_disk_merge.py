@@ -61,8 +61,10 @@ def needed(name):
     square = lambda x: (x @ x.swapaxes(-1, -2)).astype(np.float32)
     fisher = {n: rng.random((3, *shape), np.float32) + 0.1 for n, shape in SHAPES.items()}
     gram = {n: square(rng.standard_normal((3, shape[1], 300))) for n, shape in SHAPES.items() if len(shape) == 2}
+    gradients = {n: rng.standard_normal((3, *shape), np.float32) for n, shape in SHAPES.items()}
     wanted = plan.wanted(merging.build(name))
-    return {n: checkpoints.nest(x) for n, x in (("fisher", fisher), ("gram", gram)) if n in wanted}
+    known = {"fisher": fisher, "gram": gram, "gradients": gradients}
+    return {n: checkpoints.nest(x) for n, x in known.items() if n in wanted}
 
 
 def in_memory(operator, base, models, tasks=TASKS, **data):

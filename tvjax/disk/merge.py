@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tvjax import checkpoints
 from tvjax.disk import cards, drive, planning, recipe, workdir, writers
 from tvjax.disk import ledger as ledgers
 from tvjax.disk.deltas import Deltas, Zero
@@ -123,6 +124,7 @@ class prepare:
         matched.notes.extend(notes)
         inputs = {label: dict(opened.identity) for label, opened in {"": base, **models}.items()}
         versions = planning.versions()
+        versions |= {f"data {name}": checkpoints.content_hash(given) for name, given in (data or {}).items()}
         head = {"merge": recipe.identity(recipe_, inputs, versions), "inputs": inputs, "versions": versions}
         task = drive.Task(operator, source, base, models, matched, files, recipe_.allow_nonfinite, head)
         return Ready(recipe_, *place, task, planning.plan(operator, source, matched, files, place[0]), side, notes)
