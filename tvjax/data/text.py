@@ -134,8 +134,8 @@ def _sentences(rows: list, classnames: tuple[str, ...], where: str) -> Sentences
         found = label if isinstance(label, int) and not isinstance(label, bool) else index.get(label)
         if found is None or not 0 <= found < len(classnames):
             raise ValueError(f"{where}, example {i}: the label {label!r} is none of the {len(classnames)} classes")
-        if not isinstance(sentence, str) or not sentence.strip():
-            raise ValueError(f"{where}, example {i} has no text")
+        if not isinstance(sentence, str):
+            raise ValueError(f"{where}, example {i} has no text but {sentence!r}")
         labels[i] = found
     if not rows:
         raise ValueError(f"{where} holds no examples")

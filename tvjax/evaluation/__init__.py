@@ -9,6 +9,7 @@ from tvjax.evaluation.interference import (
     off_diagonal_mean,
 )
 from tvjax.evaluation.points import combined, moved, paired, shifted
+from tvjax.evaluation.probe import features, linear_probe
 from tvjax.evaluation.scales import GRID, Search, search, search_negation
 from tvjax.evaluation.top1 import (
     absolute,
@@ -22,7 +23,7 @@ from tvjax.evaluation.top1 import (
 
 __all__ = [
     "Cost", "GRID", "Search", "absolute", "accuracies", "accuracy", "cached", "classify", "classify_linearised",
-    "combined", "content_key", "disagreement", "disentanglement", "disentanglement_pairs", "meter", "moved",
-    "nonlinear_advantage", "normalised", "off_diagonal_mean", "paired", "predictions", "search", "search_negation",
+    "combined", "content_key", "disagreement", "disentanglement", "disentanglement_pairs", "features", "linear_probe", "meter",
+    "moved", "nonlinear_advantage", "normalised", "off_diagonal_mean", "paired", "predictions", "search", "search_negation",
     "shifted", "sweep", "zero_shot_head",
 ]

@@ -3,14 +3,11 @@
 Heads are frozen and made from the pretrained model: of class names ("text"), or as prototypes, where column c is
 scale · unit(mean over the first `shots` training images of c of unit(f(x; θ0))): no names, no text tower.
 """
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tvjax import evaluation
 from tvjax.data import arrays, glyphs, splits
-from tvjax.evaluation.top1 import padded
 from tvjax.experiment import glyph_suite
 from tvjax.experiment.loading import Material, Problem, assemble, checked
 from tvjax.experiment.planning import SPLITS, Plan
@@ -60,22 +57,10 @@ def _shots(part: arrays.Pictures, most: int) -> arrays.Pictures:
 
 def prototypes(encode, params, split, classes: int, *, scale: float, batch: int = 256):
     """The head (features, classes) of the mean unit features of each class, unit columns times `scale`."""
-    features = embed(encode, params, split[0], batch=batch)
+    features = evaluation.features(encode, params, split[0], batch=batch)
     features = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     one = np.eye(classes, dtype=np.float32)[np.asarray(split[1])]
     means = one.T @ features
     return jnp.asarray(scale * (means / np.maximum(np.linalg.norm(means, axis=1, keepdims=True), 1e-12)).T)
-
-
-def embed(encode, params, inputs, *, batch: int = 256) -> np.ndarray:
-    """Features of all inputs in float32, (examples, features)."""
-    params = jax.device_put(params)
-    parts = [_encode(params, part, encode=encode)[:real] for part, real in padded(inputs, batch=batch)]
-    return np.concatenate(jax.device_get(parts)).astype(np.float32)
-
-
-@functools.partial(jax.jit, static_argnames="encode")
-def _encode(params, inputs, *, encode):
-    return encode(params, inputs)
 
 

@@ -12,19 +12,19 @@ from tvjax.data import glyphs
 AVERAGE = "average"
 
 
-def suite_name(tasks) -> str:
-    """"glyphs:8" for the first 8 tasks of the benchmark (and so on), else their names.
+def suite_name(tasks, suite: str = "glyphs") -> str:
+    """"glyphs:8" for the first 8 tasks of the glyph benchmark (and so on), else the suite and the tasks' names.
 
     >>> suite_name(("greek", "braille"))
     'glyphs:greek+braille'
     """
-    standard = len(tasks) in (8, 14, 20) and tuple(tasks) == glyphs.suite(len(tasks))
-    return f"glyphs:{len(tasks)}" if standard else f"glyphs:{'+'.join(tasks)}"
+    standard = suite == "glyphs" and len(tasks) in (8, 14, 20) and tuple(tasks) == glyphs.suite(len(tasks))
+    return f"glyphs:{len(tasks)}" if standard else f"{suite}:{'+'.join(tasks)}"
 
 
 def common(plan, tasks, seed: int) -> dict[str, Any]:
     """The fields that all rows of a suite and seed share."""
-    return {"suite": suite_name(tasks), "tasks": len(tasks), "seed": seed, "model": plan.model}
+    return {"suite": suite_name(tasks, plan.suite), "tasks": len(tasks), "seed": seed, "model": plan.model}
 
 
 def accuracies(shared: dict, method: str, accuracy: dict, finetuned: dict, **more) -> list[dict]:

@@ -1,0 +1,74 @@
+"""The linear probe: multinomial logistic regression on the frozen features of an encoder, the cheap rival of tuning.
+
+min_W,b mean(−log softmax(W·unit(f(x)) + b)[label]) + decay·‖W‖², the decay chosen on validation data.
+"""
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from tvjax.evaluation.top1 import padded
+
+DECAYS = (1e-5, 1e-4, 1e-3, 1e-2)
+
+
+def features(encode, params, inputs, *, batch=128):
+    """encode(params, inputs) of all inputs in float32, (examples, features), by one compiled program.
+
+    >>> features(lambda params, inputs: inputs @ params, jnp.eye(2), np.ones((3, 2), np.float32), batch=2).shape
+    (3, 2)
+    """
+    params = jax.device_put(params)
+    parts = [_features(params, part, encode=encode)[:real] for part, real in padded(inputs, batch=batch)]
+    return np.concatenate(jax.device_get(parts)).astype(np.float32)
+
+
+@functools.partial(jax.jit, static_argnames="encode")
+def _features(params, inputs, *, encode):
+    return encode(params, inputs)
+
+
+def linear_probe(train, val, test, *, classes: int, decays=DECAYS, steps: int = 100) -> float:
+    """Test accuracy of the probe fitted on `train`; the first decay that is best on `val` is taken.
+
+    train, val, test: pairs (features (examples, width), labels); features are scaled to unit length first.
+
+    >>> x, y = np.eye(2, dtype=np.float32)[[0, 1, 0, 1]], np.array([0, 1, 0, 1])
+    >>> linear_probe((x, y), (x, y), (x, y), classes=2, steps=5)
+    1.0
+    """
+    (x, y), (x_val, y_val), (x_test, y_test) = ((_unit(x), np.asarray(y)) for x, y in (train, val, test))
+    fitted = [_fit(x, jnp.asarray(y), jnp.float32(decay), classes=classes, steps=steps) for decay in decays]
+    right = lambda w, x, y: float((np.asarray(_scores(w, x)).argmax(1) == y).mean())
+    best = max(fitted, key=lambda w: right(w, x_val, y_val))
+    return right(best, x_test, y_test)
+
+
+def _unit(x):
+    x = np.asarray(x, np.float32)
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _scores(w, x):
+    return x @ w["weight"] + w["bias"][None]
+
+
+@functools.partial(jax.jit, static_argnames=("classes", "steps"))
+def _fit(x, y, decay, *, classes, steps):
+    """L-BFGS on the whole set."""
+    def loss(w):
+        return optax.softmax_cross_entropy_with_integer_labels(_scores(w, x), y).mean() + decay * (w["weight"]**2).sum()
+
+    solver, start = optax.lbfgs(), {"weight": jnp.zeros((x.shape[1], classes)), "bias": jnp.zeros(classes)}
+    both = optax.value_and_grad_from_state(loss)
+
+    def step(carry, _):
+        w, state = carry
+        value, grad = both(w, state=state)
+        with jax.numpy_dtype_promotion("standard"):  # optax 0.2.8 mixes integer counts with floats
+            updates, state = solver.update(grad, state, w, value=value, grad=grad, value_fn=loss)
+        return (optax.apply_updates(w, updates), state), None
+    (w, _), _ = jax.lax.scan(step, (start, solver.init(start)), length=steps)
+    return w
