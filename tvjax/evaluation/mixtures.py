@@ -1,0 +1,154 @@
+"""Models at θ0 + Σ_t c_t τ_t for many coefficients c: what each answers on a split, and its losses.
+
+Where the features are affine in τ (tangent models: `Family.slopes`), the data passes through the network once, forward
+and along every τ_t, whatever the number of coefficients; else once for each of them. The answers are the same.
+"""
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tvjax import tangent, tree, vectors
+from tvjax.evaluation.heads import classify
+from tvjax.evaluation.interference import disagreement
+from tvjax.evaluation.points import paired, shifted
+from tvjax.evaluation.top1 import padded
+
+COLUMNS = 64  # heads are padded to a multiple of this, so that tasks share a program
+
+
+class Family(NamedTuple):
+    """A base and how a vector moves it: `encode(place(base, τ), inputs)` are the features at τ.
+
+    slopes: (base, taus, inputs) -> (features at 0, their derivatives along each τ), where features are affine in τ.
+    """
+
+    base: Any
+    place: Callable
+    encode: Callable
+    slopes: Callable | None = None
+
+
+class Answers(NamedTuple):
+    """`classes` (mixtures, examples) int32, −1 where a logit is no number; `losses`, cross-entropies, of that shape.
+
+    passes: how often the data went through the network, derivatives counted as passes.
+    """
+
+    classes: np.ndarray
+    losses: np.ndarray
+    passes: int
+
+
+def family(encode: Callable, theta0: Any, *, linear: bool = False) -> Family:
+    """Models at θ0 + τ, or, where `linear`, those linearised at θ0.
+
+    encode: (params, inputs) -> features, not normalised.
+    """
+    if not linear:
+        return Family(theta0, shifted, encode)
+    return Family(theta0, paired, at_pair(encode), tangent.slopes(encode))
+
+
+@functools.cache
+def at_pair(encode: Callable) -> Callable:
+    """((theta0, tau), inputs) -> the linearised features."""
+    return lambda point, inputs: tangent.linearised(encode)(*point, inputs)
+
+
+def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> Answers:
+    """What the models with these coefficients answer.
+
+    taus: task vectors, a stack or a list. coefficients: (mixtures, tasks). head: (features, classes), under unit
+    features as in `classify`. split: (inputs, labels).
+
+    >>> half = family(lambda params, x: x * params, jnp.ones((1, 2)), linear=True)
+    >>> x, labels = np.eye(2, dtype=np.float32), np.array([0, 1])
+    >>> mixtures(half, jnp.array([[[-2.0, 0.0]]]), [[0.0], [1.0]], jnp.eye(2), (x, labels)).classes.tolist()
+    [[0, 1], [1, 1]]
+    """
+    taus = tree.stack(taus) if isinstance(taus, (list, tuple)) else taus
+    coefficients = np.asarray(coefficients, np.float32)
+    tasks = jax.tree.leaves(taus)[0].shape[0]
+    if coefficients.ndim != 2 or coefficients.shape[1] != tasks:
+        raise ValueError(f"coefficients are one row a mixture and one column a task: there are {tasks} tasks, and rows "
+                         f"of shape {coefficients.shape[1:]}")
+    inputs, labels = split
+    args = jax.device_put((family.base, taus, coefficients, *_padded_head(head)))
+    parts, run = [], _affine if family.slopes else _plain
+    still = {"slopes": family.slopes} if family.slopes else {"place": family.place, "encode": family.encode}
+    for (x, y), real in padded((inputs, np.asarray(labels, np.int32)), batch=batch):
+        classes, losses = run(*args, x, y, **still)
+        parts.append((classes[:, :real], losses[:, :real]))
+    classes, losses = (np.concatenate(side, 1) for side in zip(*jax.device_get(parts), strict=True))
+    return Answers(classes, losses, tasks + 1 if family.slopes else len(coefficients))
+
+
+def mixture_accuracy(family: Family, taus, coefficients, head, split, *, batch=128) -> np.ndarray:
+    """The share of right answers at each of the coefficients, (mixtures,)."""
+    found = mixtures(family, taus, coefficients, head, split, batch=batch).classes
+    return (found == np.asarray(split[1])[None]).mean(1)
+
+
+class Plane(NamedTuple):
+    """Two tasks on grid × grid, arrays (α₁, α₂): ξ, and the mean loss of each task."""
+
+    xi: np.ndarray
+    losses: tuple[np.ndarray, np.ndarray]
+    passes: int
+
+
+def plane(family: Family, tau1, tau2, data1, data2, grid, *, batch=128) -> Plane:
+    """ξ(α₁, α₂) as `disentanglement` has it, and the losses in the plane of two task vectors.
+
+    data1, data2: (head, (inputs, labels)). Row i is α₁ = grid[i], column j is α₂ = grid[j].
+    """
+    grid = np.asarray(grid, np.float32)
+    n = len(grid)
+    both = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1).reshape(n * n, 2)
+    alone = [np.stack([grid, 0 * grid], 1), np.stack([0 * grid, grid], 1)]
+    taus = tree.stack([tau1, tau2])
+    found = [mixtures(family, taus, np.concatenate([both, own]), *data, batch=batch)
+             for own, data in zip(alone, (data1, data2), strict=True)]
+    merged = [one.classes[:n * n].reshape(n, n, -1) for one in found]
+    single = [one.classes[n * n:] for one in found]
+    xi = np.array([[disagreement(single[0][i], merged[0][i, j]) + disagreement(single[1][j], merged[1][i, j])
+                    for j in range(n)] for i in range(n)])
+    losses = tuple(one.losses[:n * n].mean(1).reshape(n, n) for one in found)
+    return Plane(xi, losses, sum(one.passes for one in found))
+
+
+# ---------------------------------------------------------------- programs
+@functools.partial(jax.jit, static_argnames=("place", "encode"))
+def _plain(base, taus, coefficients, head, classes, inputs, labels, *, place, encode):
+    def one(c):
+        tau = jax.tree.map(lambda x: jnp.tensordot(c, vectors.wide(x), 1, precision="highest"), taus)
+        return _judged(encode(place(base, tau), inputs), head, classes, labels)
+    return jax.lax.map(one, coefficients)
+
+
+@functools.partial(jax.jit, static_argnames="slopes")
+def _affine(base, taus, coefficients, head, classes, inputs, labels, *, slopes):
+    value, slope = slopes(base, taus, inputs)
+    return jax.lax.map(lambda c: _judged(tangent.affine(value, slope, c), head, classes, labels), coefficients)
+
+
+def _judged(features, head, classes, labels):
+    logits = classify(_itself)(features, head, None)
+    known = jnp.arange(logits.shape[-1])[None] < classes
+    masked = jnp.where(known, logits, -jnp.inf)
+    answers = jnp.where((jnp.isnan(logits) & known).any(-1), -1, jnp.argmax(masked, -1).astype(jnp.int32))
+    right = jnp.take_along_axis(masked, labels[:, None], 1)[:, 0]
+    return answers, jax.nn.logsumexp(masked, axis=-1) - right
+
+
+def _itself(features, _):
+    return features
+
+
+def _padded_head(head):
+    head = jnp.asarray(head)
+    return jnp.pad(head, ((0, 0), (0, -head.shape[1] % COLUMNS))), np.int32(head.shape[1])
