@@ -2,6 +2,7 @@
 
     python -m tvjax.run --config=configs/tall.py:8
     python -m tvjax.run --config=configs/tall.py:20 --config.vectors=runs/glyphs-20   # its task vectors, if it ran
+    python -m tvjax.run --config=configs/tall.py:minilm       # sentences under MiniLM; data as in configs/minilm.py
     python -m tvjax.run --config=configs/tall.py:runlocal
 
 Protocol: fine-tuned models of 8, 14 and 20 tasks; λ of a task from 0.2 … 0.6 and α from 0, 0.1, …, 1, first maxima on
@@ -22,8 +23,10 @@ COUNTS = {"": (8,), "8": (8,), "14": (8, 14), "20": (8, 14, 20), "runlocal": (3,
 
 
 def get_config(arg=""):
+    if arg == "minilm":
+        return of_sentences()
     if arg not in COUNTS:
-        raise ValueError(f"tall takes {', '.join(f':{name}' for name in COUNTS if name)}; got :{arg}")
+        raise ValueError(f"tall takes {', '.join(f':{name}' for name in COUNTS if name)}, :minilm; got :{arg}")
     from tvjax.data import glyphs
     from tvjax.experiment import orders
 
@@ -82,3 +85,18 @@ def get_config(arg=""):
             nonoverlap=(2,) if local else (8,),  # numbers of tasks for the control without weight interference
         ),
     ))
+
+
+def of_sentences():
+    """The suite, model, data and recipe of configs/minilm.py:quick, the masks and codecs of this file."""
+    import pathlib
+    import runpy
+    config = get_config("8")
+    theirs = runpy.run_path(str(pathlib.Path(__file__).with_name("minilm.py")))["get_config"]("quick")
+    for name in ("model", "suite", "sources", "tasks", "control", "counts", "examples", "finetune", "batch", "data"):
+        config[name] = theirs[name]
+    config.name = "tall-minilm"
+    config.tall.curve.counts = (2, 4)
+    config.tall.curve.orders = config.tall.curve.orders[-2:]
+    config.tall.nonoverlap = ()
+    return config
