@@ -112,7 +112,7 @@ def test_a_classifiers_folder_goes_both_ways(tmp_path):
     theirs.save_pretrained(tmp_path / "old")
     found = models.from_pretrained(tmp_path / "old")
     assert found.model.config.pad == 29 and set(gpt2.backbone(found.params)) == {"transformer"}
-    changed = jax.tree.map(lambda x: x + 1, found.params)
+    changed = jax.tree.map(lambda x: np.asarray(x) + 1, found.params)
     gpt2.save_pretrained(found, changed, tmp_path / "new")
     jax.tree.map(np.testing.assert_array_equal, gpt2.from_pretrained(tmp_path / "new").params, changed)
     again = transformers.GPT2ForSequenceClassification.from_pretrained(tmp_path / "new")

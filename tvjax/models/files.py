@@ -38,7 +38,7 @@ class Family(NamedTuple):
     adopt: (weights, config) -> (weights under the module's names, buffers): prefixes, copies of tied tensors.
     constants: a regular expression for names of what all models have alike, such as causal masks: they are not read.
     optional: dotted beginnings of names that may be missing together, as a tower or a head.
-    tokenizer, processor: the names of their classes in transformers.
+    tokenizer, processor: the names of their classes in transformers; a processor may be made by a function instead.
     read_config, config_text: how the configuration is read from a folder and written, where transformers doesn't.
     weights, config_file: where they lie in a folder.
     extras: other files that go along when a folder is fetched or copied.
@@ -51,7 +51,7 @@ class Family(NamedTuple):
     optional: tuple[str, ...] = ()
     constants: str = ""
     tokenizer: str = ""
-    processor: str = ""
+    processor: str | Callable[[Path], Any] = ""
     read_config: Callable[[Path], Config] | None = None
     config_text: Callable[[Config, Mapping[str, Any]], str] | None = None
     weights: str = "model.safetensors"
@@ -232,6 +232,8 @@ def _tokenizer(folder: Path, family: Family) -> Any:
 def _processor(folder: Path, family: Family) -> Any:
     if not family.processor:
         raise ValueError(f"{folder} holds a model of text, which has no image processor.")
+    if not isinstance(family.processor, str):
+        return family.processor(folder)
     if not any((folder / name).exists() for name in PROCESSOR_FILES):
         raise ValueError(f"{folder} holds no {PROCESSOR_FILES[0]}; "
                          "take the image processor of the whole model that it was tuned from.")

@@ -4,10 +4,9 @@ The parameter tree is that of `transformers.GPT2ForSequenceClassification` and `
 `score` or `lm_head` where there is one; a tied output layer is the table `transformer.wte` alone. Weights of the blocks
 are (in, out), as in the files. A task of its own has a `score` of its own: {**merged, "score": heads[task]}.
 
->>> import jax
 >>> model = GPT2(Spec(width=8, hidden=16, depth=1, heads=2, vocabulary=11, positions=6, labels=3, pad=0))
->>> params = init(model, jax.random.key(0))
->>> logits(model)(params, jax.numpy.array([[5, 7, 1], [6, 0, 0]])).shape
+>>> params = jax.eval_shape(functools.partial(init, model), jax.random.key(0))
+>>> jax.eval_shape(logits(model), params, jnp.array([[5, 7, 1], [6, 0, 0]])).shape
 (2, 3)
 """
 import dataclasses

@@ -5,10 +5,9 @@ The parameter tree is that of `transformers.RobertaForSequenceClassification` an
 BERT's encoder with positions that count from the padding token's number, `classifier` and `lm_head` are there where the
 file has them. A task of its own has a `classifier` of its own: {**merged, "classifier": heads[task]}.
 
->>> import jax
 >>> model = RoBERTa(Spec(width=8, hidden=16, depth=1, heads=2, vocabulary=11, positions=9, types=1, padding=1))
->>> params = init(model, jax.random.key(0))
->>> logits(model)(params, jax.numpy.array([[0, 7, 2], [0, 2, 1]])).shape
+>>> params = jax.eval_shape(functools.partial(init, model), jax.random.key(0))
+>>> jax.eval_shape(logits(model), params, jnp.array([[0, 7, 2], [0, 2, 1]])).shape
 (2, 2)
 """
 import functools

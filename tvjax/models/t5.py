@@ -3,12 +3,11 @@
 The parameter tree is that of `transformers.T5ForConditionalGeneration`, with each tied tensor once: `shared` is the
 table of both stacks and, unless there is an `lm_head`, the output layer.
 
->>> import jax
 >>> model = T5(Spec(vocabulary=11, width=8, head_width=4, heads=2, hidden=16, depth=1, decoder_depth=1))
->>> params = init(model, jax.random.key(0))
->>> ids = jax.numpy.array([[5, 6, 1], [7, 1, 0]])
->>> choice_log_probs(model)(params, ids, ids != 0, jax.numpy.array([[3, 1, 0], [4, 4, 1]])).shape
-(2, 2)
+>>> params = jax.eval_shape(functools.partial(init, model), jax.random.key(0))
+>>> ids = jnp.array([[5, 6, 1], [7, 1, 0]])
+>>> jax.eval_shape(choice_log_probs(model), params, ids, ids != 0, jnp.array([[3, 1, 0], [4, 4, 1], [2, 1, 0]])).shape
+(2, 3)
 """
 import functools
 import os
