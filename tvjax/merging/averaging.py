@@ -1,5 +1,7 @@
 """Sums and averages of task vectors: θ0 + λ·Σ τ_t (task arithmetic, Ilharco et al., 2022, arXiv:2212.04089) and its
 weighted kin."""
+from typing import Any
+
 import jax.numpy as jnp
 
 from tvjax.merging import checks
@@ -43,7 +45,7 @@ def nonzero_mean(*, weights=None, shares=None) -> Operator:
     >>> nonzero_mean()({"w": jnp.array([[1.0, 0.0], [3.0, -2.0]])})["w"].tolist()
     [2.0, -2.0]
     """
-    given = {"weights": checks.weights(weights), "shares": checks.weights(shares)}
+    given: dict[str, Any] = {"weights": checks.weights(weights), "shares": checks.weights(shares)}
     return step(_nonzero_mean, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from tvjax import tree
 from tvjax.merging.numbers import RULES
@@ -36,7 +37,7 @@ def weights(value, *, normalize: bool = False):
     """`value` as numbers for tasks (lists become arrays; None and rules pass); one sentence if they are to be
     normalized and sum to 0."""
     if isinstance(value, list | tuple):
-        traced = any(isinstance(part, jax.core.Tracer) for part in value)
+        traced = any(isinstance(part, Tracer) for part in value)
         value = jnp.stack([jnp.asarray(part, float) for part in value]) if traced else np.asarray(value, np.float64)
     for number in concrete(value) if normalize and value is not None else []:
         for_tasks = number.ndim == 1 or (number.ndim == 0 and not isinstance(value, RULES))
@@ -50,4 +51,4 @@ def concrete(value) -> list[np.ndarray]:
     leaves = jax.tree.leaves(value) if isinstance(value, RULES) else [value]
     if any(isinstance(leaf, str) or leaf is None for leaf in leaves):
         raise ValueError(f"a number is wanted here; got {value!r}")
-    return [np.asarray(leaf) for leaf in leaves if not isinstance(leaf, jax.core.Tracer) and type(leaf) is not object]
+    return [np.asarray(leaf) for leaf in leaves if not isinstance(leaf, Tracer) and type(leaf) is not object]

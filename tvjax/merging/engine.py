@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from tvjax import tree
@@ -46,7 +47,7 @@ def _run_list(operator, taus, tasks, data):
     return tree.rebuild(taus[0], made, is_low_rank)
 
 
-def _dispatch(operator, given, source, tasks, data):
+def _dispatch(operator, given: Any, source, tasks, data):
     first = given[0] if isinstance(given, list) else given
     count = len(given) if isinstance(given, list) else next(iter(given.values())).shape[0]
     hashes = task_hashes(tasks, count)
@@ -70,7 +71,8 @@ def _automatic(x):
     sharding = getattr(x, "sharding", None)
     if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
         return x
-    mesh = Mesh(sharding.mesh.devices, sharding.mesh.axis_names)
+    devices: Any = sharding.mesh.devices
+    mesh = Mesh(devices, sharding.mesh.axis_names)
     return jax.device_put(x, NamedSharding(mesh, sharding.spec))
 
 
@@ -89,7 +91,7 @@ def task_hashes(tasks: Sequence[str] | None, count: int) -> np.ndarray:
 
 def abstract(tree_: Any) -> bool:
     """Whether a transformation of JAX is at work on any leaf."""
-    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree_))
+    return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(tree_))
 
 
 def on_host(tree_: Any) -> bool:

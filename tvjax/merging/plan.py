@@ -64,7 +64,7 @@ def share_of(share, members: list[Leaf], scope: str):
     """The share that holds for a group of leaves; a share that varies inside a group has no meaning and is refused."""
     if not numbers.varies(share):
         return share
-    found = [numbers.resolve(share, leaf.name, leaf.depth) for leaf in members]
+    found: list[Any] = [numbers.resolve(share, leaf.name, leaf.depth) for leaf in members]
     if any(value is not found[0] and not np.array_equal(value, found[0]) for value in found):
         raise ValueError(
             f"a density that varies inside a {scope} scope has no meaning; use scope='leaf' "

@@ -31,8 +31,8 @@ class Stacked:
 
     def __init__(self, stacks: Mapping[str, Any]):
         self.stacks = dict(stacks)
-        self.shapes = {name: tuple(x.shape[1:]) for name, x in stacks.items()}
-        self.dtypes = {name: x.dtype for name, x in stacks.items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(x.shape[1:]) for name, x in stacks.items()}
+        self.dtypes: Mapping[str, Any] = {name: x.dtype for name, x in stacks.items()}
         self.tasks = next(iter(stacks.values())).shape[0]
 
     def piece(self, name, start, stop, every=1):
@@ -49,8 +49,9 @@ class Listed:
 
     def __init__(self, flats: Sequence[Mapping[str, Any]], base: Mapping[str, Any] | None = None):
         self.flats, self.base = list(flats), base
-        self.shapes = {name: tuple(x.shape) for name, x in flats[0].items()}
-        self.dtypes = {name: x.dtype if base is None else wide(x.dtype) for name, x in flats[0].items()}
+        self.shapes: Mapping[str, tuple[int, ...]] = {name: tuple(x.shape) for name, x in flats[0].items()}
+        kind = lambda x: x.dtype if base is None else wide(x.dtype)
+        self.dtypes: Mapping[str, Any] = {name: kind(x) for name, x in flats[0].items()}
         self.tasks = len(self.flats)
 
     def piece(self, name, start, stop, every=1):
