@@ -1,13 +1,15 @@
 """Task-localised sparse fine-tuning (TaLoS, arXiv:2504.02620) on the glyph benchmark, beside LoTA and ablations.
 
-    python -m tvjax.run --config=configs/talos.py:8
+    python -m tvjax.run --config=configs/talos.py:8          # three seeds: addition, negation, masks, analyses
+    python -m tvjax.run --config=configs/talos.py:ablations  # other masks, other tensors; 4 tasks, one seed
+    python -m tvjax.run --config=configs/talos.py:sparsity   # 10 … 99 %, chosen by negation; 4 tasks, one seed
     python -m tvjax.run --config=configs/talos.py:8 --config.vectors=runs/glyphs-8   # standard task vectors, if it ran
     python -m tvjax.run --config=configs/talos.py:runlocal
 
 Protocol: masks of the tenth of the weights to which the logits are least sensitive, on 4 rounds of validation inputs;
 masked AdamW under the recipe of standard fine-tuning; addition with α on validation data; negation with α such that
-validation accuracy on the control task stays at 95 % of the zero-shot one or above; sparsity 10 … 99 %, chosen by
-negation. Over three seeds: standard fine-tuning, TaLoS, LoTA; over one: the ablations, BitFit, the analyses.
+validation accuracy on the control task stays at 95 % of the zero-shot one or above. Splits of 125 validation and 500
+test images, so that it takes two cores half an hour.
 
 The paper's own settings, for machines with its checkpoints: CLIP ViT-B/32, B/16 and L/14 on Cars, DTD, EuroSAT, GTSRB,
 MNIST, RESISC45, SUN397, SVHN (AdamW, lr 1e-5, weight decay 0.1, batch 128, about 2000 steps); T5-small, -base and
@@ -15,39 +17,49 @@ MNIST, RESISC45, SUN397, SVHN (AdamW, lr 1e-5, weight decay 0.1, batch 128, abou
 """
 from ml_collections import ConfigDict
 
-COUNTS = {"": 8, "8": 8, "runlocal": 2}
+ARGUMENTS = ("8", "ablations", "sparsity", "runlocal")
 
 
-def get_config(arg=""):
-    if arg not in COUNTS:
-        raise ValueError(f"talos takes {', '.join(f':{name}' for name in COUNTS if name)}; got :{arg}")
+def get_config(arg="8"):
+    if arg not in ARGUMENTS:
+        raise ValueError(f"talos takes {', '.join(f':{name}' for name in ARGUMENTS)}; got :{arg}")
     from tvjax.data import glyphs
 
-    local, count = arg == "runlocal", COUNTS[arg]
+    local, main = arg == "runlocal", arg == "8"
     group = lambda **fields: ConfigDict(fields)
-    main = (
-        group(name="full"),
-        group(name="talos", sparsity=0.9),
-        group(name="lota", sparsity=0.9, steps=2 if local else 40),
-    )
-    one = dict(seeds=(0,))
-    others = (
-        group(name="talos", label="talos official", preset="official", **one),
-        group(name="random", **one),
-        group(name="magnitude", **one),
-        group(name="top_sensitivity", **one),
-        group(name="attention", **one),
-        group(name="bitfit", **one),
-    )
+    methods = {
+        "8": (group(name="full"), group(name="talos"), group(name="lota")),
+        "ablations": (
+            group(name="full"),
+            group(name="talos"),
+            group(name="talos", label="talos official", preset="official"),
+            group(name="lota"),
+            group(name="lota", label="lota, vision code", off=0.1),
+            group(name="random"),
+            group(name="magnitude"),
+            group(name="small_magnitude"),
+            group(name="top_sensitivity"),
+            group(name="attention"),
+            group(name="bitfit"),
+        ),
+        "sparsity": (group(name="full"), group(name="talos")),
+        "runlocal": (group(name="full"), group(name="talos"), group(name="lota", steps=2)),
+    }[arg]
+    sparsities = {"sparsity": (0.1, 0.5, 0.7, 0.9, 0.95, 0.99), "runlocal": (0.5,)}.get(arg, ())
+    studies = {"8": ("pruning", "noise", "masks", "localisation", "linear", "cost"),
+               "ablations": ("pruning", "masks", "cost"), "sparsity": (),
+               "runlocal": ("pruning", "noise", "masks", "localisation", "linear", "cost")}[arg]
+    tenths = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(11))
+    count = 8 if main else 2 if local else 4
     return ConfigDict(dict(
         job="talos",
-        name=f"talos-{arg or 8}",
+        name=f"talos-{arg}",
         model="glyphs",
         suite="glyphs",
         tasks=glyphs.suite(20)[:count],
         counts=(count,),
-        seeds=(0,) if local else (0, 1, 2),
-        examples=dict(train=64, val=40, test=40) if local else glyphs.EXAMPLES,
+        seeds=(0, 1, 2) if main else (0,),
+        examples=dict(train=64, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
         finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
@@ -55,19 +67,18 @@ def get_config(arg=""):
             group(name="task_arithmetic"),
             group(name="ties", density=0.2),
             group(name="consensus", lam="val", k=2),
-        ),
-        scales=(0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(11)),
+        ) if main else (group(name="task_arithmetic"),),
+        scales=tenths,
         select_on="val",
-        batch=40 if local else 250,
+        batch=40 if local else 125,
         save_models=False,
         allow_nonfinite=False,
         talos=group(
-            methods=main if local else main + others,
-            negation=group(scales=(0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(11)), threshold=0.95),
-            sweep=group(sparsities=(0.5,) if local else (0.1, 0.5, 0.7, 0.9, 0.95, 0.99), seeds=(0,)),
-            adamerging=group(methods=("talos", "full"), seeds=(0,), steps=1 if local else 100, by="tensor",
-                             batch=8 if local else 16),
-            studies=group(names=("pruning", "noise", "masks", "localisation", "linear", "cost"), seeds=(0,),
-                          budget=1 << 28),  # bytes of per-example gradients held at once
+            methods=methods,          # sparsity=0.9 unless another is given
+            negation=group(scales=tenths[::1 if local else 2], threshold=0.95),
+            sweep=group(sparsities=sparsities, seeds=(0,)),
+            adamerging=group(methods=("full", "talos") if main or local else (), seeds=(0,), by="tensor",
+                             steps=1 if local else 50, batch=8 if local else 16),
+            studies=group(names=studies, seeds=(0,), budget=1 << 28),  # bytes of per-example gradients held at once
         ),
     ))

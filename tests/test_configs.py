@@ -12,9 +12,9 @@ from tvjax import experiment, merging
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
              "tall": ("", "8", "14", "20", "minilm", "runlocal"),
-             "talos": ("", "8", "runlocal"),
+             "talos": ("", "8", "ablations", "sparsity", "runlocal"),
              "tatr": ("", "8", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
-             "atlas": ("addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal")}
+             "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal")}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 
 

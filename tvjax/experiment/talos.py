@@ -37,7 +37,7 @@ def _seed(bench: Bench, folder, progress) -> list[dict]:
         found += negation.negation_rows(bench.common(tasks), tuning.label, negated(bench, one), tuning=tuning.label)
         if tuning.label in todo.adamerging["methods"] and bench.seed in todo.adamerging["seeds"]:
             found += adamerging_rows(bench, one)
-    if bench.seed in todo.sweep_seeds:
+    if todo.sparsities and bench.seed in todo.sweep_seeds:
         found += _sweep(bench, ways, folder, progress)
     return found + (studies(bench, ways) if bench.seed in todo.study_seeds else [])
 

@@ -15,7 +15,8 @@ from tvjax.experiment.study import Bench
 from tvjax.experiment.talos_suite import Way
 from tvjax.experiment.talos_tuning import ingredients, padded_head, recipe
 
-PER_TASK = 128  # examples of each task on which logits' derivatives are taken
+PER_TASK = 64  # examples of each task on which logits' derivatives are taken
+MAIN = ("full", "talos", "lota")  # ways whose localisation and linearity are looked at
 
 
 def pruning(bench: Bench, ways: dict[str, Way]) -> list[dict]:
@@ -28,7 +29,7 @@ def pruning(bench: Bench, ways: dict[str, Way]) -> list[dict]:
 def noise(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     """The same under noise of twice their own deviation on these entries; with their mean magnitude and deviation."""
     found = []
-    for label, one in masked(ways):
+    for label, one in masked(ways, "talos"):
         for i, task in enumerate(bench.usual.tasks):
             made = calibration.noised(bench.about.theta0, one.masks[task], jax.random.key(1000 * bench.seed + i))
             found += _heat(bench, "noise", label, task, made.params)
@@ -38,10 +39,10 @@ def noise(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     return found
 
 
-def masked(ways: dict[str, Way]):
-    """(label, way) of the masks that the papers look at: TaLoS', and random ones and top-sensitivity for comparison."""
-    return [(label, one) for label, one in ways.items()
-            if one.tuning.name in ("talos", "random", "top_sensitivity", "magnitude")]
+def masked(ways: dict[str, Way], *names: str):
+    """(label, way) of the ways of those names, by default TaLoS' masks and what they are compared with."""
+    names = names or ("talos", "random", "top_sensitivity", "magnitude")
+    return [(label, one) for label, one in ways.items() if one.tuning.name in names]
 
 
 def _heat(bench: Bench, section: str, label: str, task: str, params) -> list[dict]:
@@ -81,7 +82,7 @@ def masks(bench: Bench, ways: dict[str, Way]) -> list[dict]:
 def localisation(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     """|τᵀ∇z| of task i's vector on task j's test inputs, as it is and after the trim and the signs of TIES."""
     found = []
-    for label, one in ways.items():
+    for label, one in masked(ways, *MAIN):
         taus = [one.taus[task] for task in bench.usual.tasks]
         ties = merging.top(density=0.2) | merging.agree()
         after = tree.unstack(jax.device_get(ties(tree.stack([dict(tau) for tau in taus]))))
@@ -110,7 +111,7 @@ def linear(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     if about.encode is None:
         return []
     predict = evaluation.classify_linearised(about.encode)
-    for label, one in ways.items():
+    for label, one in masked(ways, *MAIN):
         for task in bench.usual.tasks:
             judge = lambda task=task, tau=one.taus[task]: evaluation.accuracy(
                 predict, evaluation.moved(about.theta0, tau, 1.0, place=evaluation.paired), *about.judged(

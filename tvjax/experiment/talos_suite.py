@@ -9,7 +9,7 @@ from tvjax import calibration, evaluation, learning, tree, vectors
 from tvjax.experiment import finetune, merges, negation, rows
 from tvjax.experiment.study import SPLITS, Bench
 from tvjax.experiment.talos_plan import Tuning
-from tvjax.experiment.talos_tuning import Sparse, tuned
+from tvjax.experiment.talos_tuning import tuned
 from tvjax.learning import adamerging
 
 
@@ -32,7 +32,7 @@ def way(bench: Bench, tuning: Tuning, folder, progress=None) -> Way:
     if tuning.name == "full":
         taus, masks, seconds = _full(bench, folder, progress)
     else:
-        made = {task: _one(bench, tuning, task, folder, progress) for task in tasks}
+        made = tuned(bench, tuning, folder, budget=bench.todo.budget, progress=progress)
         taus, masks = ({task: getattr(one, what) for task, one in made.items()} for what in ("tau", "mask"))
         seconds = {"calibration": {task: one.calibration for task, one in made.items()},
                    "fine-tuning": {task: one.seconds for task, one in made.items()}}
@@ -47,13 +47,6 @@ def _full(bench: Bench, folder, progress):
     seconds = {"calibration": dict.fromkeys(made, 0.0),
                "fine-tuning": {task: one.seconds for task, one in made.items()}}
     return {task: one.tau for task, one in made.items()}, None, seconds
-
-
-def _one(bench: Bench, tuning: Tuning, task: str, folder, progress) -> Sparse:
-    one = tuned(bench, tuning, task, folder, budget=bench.todo.budget, progress=progress)
-    how = "reused" if one.reused else f"mask in {one.calibration:.0f} s, fine-tuned in {one.seconds:.0f} s"
-    bench.say(f"{tuning.label}, {task}, seed {bench.seed}: {how}")
-    return one
 
 
 def single_rows(bench: Bench, one: Way) -> list[dict]:

@@ -27,30 +27,68 @@ class Sparse(NamedTuple):
     mask: Any
     calibration: float
     seconds: float
-    reused: bool
 
 
-def tuned(bench: Bench, tuning: Tuning, task: str, folder, *, budget: int, progress=None) -> Sparse:
-    """The task vector of one way of fine-tuning, from `folder` where options, recipe, data and base are the same."""
+class Place(NamedTuple):
+    """Where a task's sparse vector and mask are kept, and the hash of what they follow from."""
+
+    vector: pathlib.Path
+    mask: pathlib.Path
+    key: str
+
+    @property
+    def cost(self) -> dict | None:
+        """What the vector there took; None where it is not there or follows from something else."""
+        about = finetune._about(self.vector)
+        return about["cost"] if about.get("key") == self.key and self.mask.exists() else None
+
+
+def place(bench: Bench, tuning: Tuning, task: str, folder) -> Place:
+    """The files of one way, seed and task."""
     path = pathlib.Path(folder) / "methods" / tuning.label / f"seed{bench.seed}" / f"{task}.safetensors"
     key = evaluation.content_key(
         tuning.name, json.dumps(tuning.options, sort_keys=True), dataclasses.asdict(recipe(bench, tuning)),
         bench.about.keys[task]["train"], bench.about.keys[task]["val"])
-    about = finetune._about(path)
-    masked = path.with_name(f"{task}.mask.safetensors")
-    if about.get("key") == key and masked.exists():
-        return Sparse(calibration.load_sparse(path), calibration.load_mask(masked), **about["cost"], reused=True)
+    return Place(path, path.with_name(f"{task}.mask.safetensors"), key)
+
+
+def tuned(bench: Bench, tuning: Tuning, folder, *, budget: int, progress=None) -> dict[str, Sparse]:
+    """{task: its sparse task vector}, from `folder` where options, recipe, data and base are the same.
+
+    All masks come first: their tensors together are those of one compiled step for all tasks.
+    """
+    places = {task: place(bench, tuning, task, folder) for task in bench.usual.tasks}
+    masks = {task: _mask(bench, tuning, task, budget, progress)
+             for task, where in places.items() if where.cost is None}
+    union = {name for mask, _ in masks.values() for name in training.touched(mask)}
+    made = {}
+    for task, where in places.items():
+        if task in masks:
+            made[task] = _tune(bench, tuning, task, where, *masks[task], union, progress)
+            bench.say(f"{tuning.label}, {task}, seed {bench.seed}: mask in {made[task].calibration:.0f} s, "
+                      f"fine-tuned in {made[task].seconds:.0f} s")
+        else:
+            made[task] = Sparse(calibration.load_sparse(where.vector), calibration.load_mask(where.mask), **where.cost)
+    return made
+
+
+def _mask(bench, tuning, task, budget, progress):
+    """(mask, seconds it took)."""
     begun = time.perf_counter()
     mask = jax.device_get(MASKS[tuning.name](bench, tuning, task, budget, progress))
-    calibrated = time.perf_counter() - begun
-    fitted = _fit(bench, tuning, task, mask, path.with_name(f"{task}-{key[:12]}.state"), progress)
+    return mask, time.perf_counter() - begun
+
+
+def _tune(bench, tuning, task, where: Place, mask, calibrated: float, union, progress) -> Sparse:
+    fitted = _fit(bench, tuning, task, mask, where.vector.with_name(f"{task}-{where.key[:12]}.state"), union, progress)
     tau = jax.device_get(vectors.task_vector(fitted.params, bench.about.theta0))
     cost = {"calibration": calibrated, "seconds": fitted.seconds}
-    path.with_suffix(".json").unlink(missing_ok=True)  # never an old key beside a new vector
-    calibration.save_mask(mask, masked)
-    calibration.save_sparse(tau, path, base=bench.about.base)
-    workdir.write_text(path.with_suffix(".json"), json.dumps({"key": key, "cost": cost}) + "\n")
-    return Sparse(tau, mask, **cost, reused=False)
+    beside = where.vector.with_suffix(".json")
+    beside.unlink(missing_ok=True)  # never an old key beside a new vector
+    calibration.save_mask(mask, where.mask)
+    calibration.save_sparse(tau, where.vector, base=bench.about.base)
+    workdir.write_text(beside, json.dumps({"key": where.key, "cost": cost}) + "\n")
+    return Sparse(tau, mask, **cost)
 
 
 def recipe(bench: Bench, tuning: Tuning) -> training.Recipe:
@@ -59,12 +97,12 @@ def recipe(bench: Bench, tuning: Tuning) -> training.Recipe:
     return usual if tuning.lr is None else dataclasses.replace(usual, lr=tuning.lr)
 
 
-def _fit(bench: Bench, tuning: Tuning, task: str, mask, state, progress):
+def _fit(bench: Bench, tuning: Tuning, task: str, mask, state, union, progress):
     how = {key: tuning.options[key] for key in ("moments", "norm", "off") if key in tuning.options}
     mine = recipe(bench, tuning)
     loss, feed, frozen = ingredients(bench, task, mine)
     fitted = training.fit_sparse(loss, bench.about.theta0, mask, feed, mine, frozen=frozen, state_dir=state,
-                                 save_every=finetune.SAVE_EVERY, progress=progress, **how)
+                                 save_every=finetune.SAVE_EVERY, progress=progress, tensors=union, **how)
     shutil.rmtree(state, ignore_errors=True)
     return fitted
 

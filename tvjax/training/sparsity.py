@@ -4,7 +4,7 @@ Entries outside of the mask keep their bits, weight decay or not. Source of the 
 """
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -109,19 +109,22 @@ def touched(mask) -> list[str]:
 
 
 def fit_sparse(loss: Callable, params, mask, feed, recipe: Recipe, *, frozen=None, moments: str = "chosen",
-               norm: str = "chosen", off: float = 0.0, **options) -> Fitted:
+               norm: str = "chosen", off: float = 0.0, tensors: Collection[str] = (), **options) -> Fitted:
     """`fit` on the entries of a mask; the result holds the whole tree, the same bits as `params` outside of the mask.
 
     mask: a tree of booleans over some or all tensors of `params`; a tensor that it lacks is frozen. Frozen tensors, and
       those without a true entry, are arguments that no gradient is taken by: their backward pass is never compiled, and
       they have no optimizer state.
+    tensors: names that are carried along though the mask leaves them out, so that runs whose masks touch different
+      tensors share one compiled step. Nothing in them moves.
     loss, feed, recipe, frozen, options: as for `fit`. moments, norm, off: see `masked_adamw`.
 
     Raises:
       ValueError: where the mask is of another tree or empty.
     """
     check_mask(mask, params)
-    names = list(tree.flatten(mask)) if off else touched(mask)
+    flags = tree.flatten(mask)
+    names = list(tree.flatten(mask)) if off else {*touched(mask), *(name for name in tensors if name in flags)}
     trained, still = tree.partition(params, names)
     still = jax.tree.map(jnp.asarray, still)  # on the devices once, not at every step
     transform = masked_adamw(recipe, tree.partition(mask, names)[0], moments=moments, norm=norm, off=off)
