@@ -79,11 +79,20 @@ def regmean_plus_plus(apply: Callable, theta0: Any, taus: Mapping[str, Any], bat
     for names in _blocks([name for name in linear_weights(apply, theta0, inputs) if name in merged]):
         mixed = {task: {**flat, **{name: merged[name] for name in done}} for task, flat in flats.items()}
         thetas = {task: vectors.add(theta0, tree.unflatten(flat)) for task, flat in mixed.items()}
-        gram = stacked(apply, thetas, batches, names=names)
+        gram = _of_block(apply, thetas, batches, names)
         own = [{name: flats[task][name] for name in names} for task in tasks]
         merged |= tree.flatten(merging.regmean(off_diagonal=off_diagonal, ridge=ridge)(own, gram=gram))
         done += names
     return tree.rebuild(taus[tasks[0]], merged)
+
+
+def _of_block(apply, thetas, batches, names):
+    """The stacked Gram matrices of a block, from the program of all blocks: one compilation, one task's at a time."""
+    found = []
+    for task, theta in thetas.items():
+        grams = collect(apply, theta, batches[task])
+        found.append({name: grams[name] for name in names})
+    return {name: np.stack([one[name] for one in found]) for name in names}
 
 
 def _blocks(names: list[str]) -> list[list[str]]:

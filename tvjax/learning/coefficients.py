@@ -23,7 +23,7 @@ BY = ("task", "tensor", "row", "column", "part")
 BLOCKS = ("all", "weights")
 SHARING = ("none", "shape")
 TASK = "task"  # the one key of the coefficients by task
-Coefficients = dict[str, Array]
+Coefficients = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +162,35 @@ def _summed(stack, c, name, scheme):
         return _of_factors(stack, c, by)
     ahead = (1,) if by == "column" else ()
     spread = c.reshape(c.shape[0], *ahead, *c.shape[1:], *(1,) * (len(shape) + 1 - c.ndim - len(ahead)))
-    return (spread * dense(stack)).sum(0)
+    return scaled_sum(stack, spread)
+
+
+@jax.custom_vjp
+def scaled_sum(stack: Any, spread: Array) -> Array:
+    """Σ_i spread_i · τ_i; spread: (vectors, …) of the stack's rank, 1 where a coefficient holds for a whole axis.
+
+    A running sum over the vectors forwards and one reduction backwards: XLA's CPU code for a reduction over the first
+    axis is a thousand times slower, and neither keeps a copy of the stack.
+
+    >>> scaled_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0], [0.5]])).tolist()
+    [2.5, 4.0]
+    """
+    parts = [spread[i] * dense(jax.tree.map(lambda x, i=i: x[i], stack)) for i in range(spread.shape[0])]
+    return functools.reduce(jnp.add, parts)
+
+
+def _scaled_sum_forwards(stack, spread):
+    return scaled_sum(stack, spread), (stack, spread)
+
+
+def _scaled_sum_backwards(held, slope):
+    stack, spread = held
+    whole = tuple(axis for axis in range(1, spread.ndim) if spread.shape[axis] == 1)
+    mine = (dense(stack) * slope[None]).sum(whole, keepdims=True).astype(spread.dtype)
+    return (spread * slope[None]).astype(stack.dtype) if isinstance(stack, jax.Array) else None, mine
+
+
+scaled_sum.defvjp(_scaled_sum_forwards, _scaled_sum_backwards)
 
 
 def _of_factors(stack, c, by):
