@@ -2,8 +2,8 @@
 # # Quickstart: from one pretrained model to one that knows four tasks
 #
 # A **task vector** is what fine-tuning adds to a model, τ = θ_finetuned − θ_pretrained. Here four of them are made,
-# merged in several ways, and judged. Everything needed ships with the package: a small CLIP and *glyphs*, a benchmark of
-# characters drawn in many fonts. It takes about a minute on two cores.
+# merged in several ways, and judged. Everything needed ships with the package: a small CLIP and *glyphs*, a benchmark
+# of characters drawn in many fonts. It takes about a minute on two cores.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -25,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -37,8 +37,8 @@ print(f"JAX {jax.__version__} on {jax.device_count()} {jax.default_backend()} de
 # %% [markdown]
 # ## A config says what is done
 #
-# It is a tree of plain numbers. This is the quickstart's, with fewer steps and examples so that it is quick; remove the
-# second statement for the real one.
+# It is a tree of plain numbers. This is the quickstart's, with fewer steps and examples so that it is quick; remove
+# the second statement for the real one.
 
 # %%
 import runpy
@@ -57,8 +57,8 @@ print(config.tasks, [merge.name for merge in config.merges])
 # %% [markdown]
 # ## Fine-tune, merge, judge
 #
-# Each task is fine-tuned on its own. Each merge then combines the four task vectors into one; its scale α is chosen on
-# *validation* images, and the table shows *test* images. A second run in the same folder reuses what is unchanged.
+# Each task is fine-tuned on its own. Each merge then combines the four task vectors into one; its scale α is chosen
+# on *validation* images, and the table shows *test* images. A second run in the same folder reuses what is unchanged.
 
 # %%
 rows = experiment.run(config, RUNS / "quickstart", progress=False)

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # A merge is a pure function: compose it, compile it, differentiate through it
 #
-# A method is a sentence of steps joined by `|`. What comes out is an ordinary JAX function of the task vectors, so `jit`,
-# `vmap` and `grad` work on it, and its numbers may be learned.
+# A method is a sentence of steps joined by `|`. What comes out is an ordinary JAX function of the task vectors, so
+# `jit`, `vmap` and `grad` work on it, and its numbers may be learned.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -24,8 +24,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -36,7 +36,8 @@ print(f"JAX {jax.__version__} on {jax.device_count()} {jax.default_backend()} de
 # %% [markdown]
 # ## TIES, step by step
 #
-# Keep the largest entries of each task vector, agree on a sign, average what agrees. The named method is that sentence.
+# Keep the largest entries of each task vector, agree on a sign, average what agrees. The named method is that
+# sentence.
 
 # %%
 import jax.numpy as jnp
@@ -66,7 +67,7 @@ print(jax.jit(lambda operator, taus: operator(taus)["w"])(ties, taus))
 # %%
 import runpy
 
-from tvjax import evaluation, experiment, tree, vectors
+from tvjax import evaluation, experiment, vectors
 from tvjax.experiment.finetune import finetune
 
 config = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
@@ -81,8 +82,8 @@ print(taus, "cosine", round(float(vectors.cosines(taus)[0, 1]), 3))
 # %% [markdown]
 # ## Learn the weights by a gradient through the merge
 #
-# `weigh` multiplies each task vector before TIES. The loss is cross-entropy on validation images of both tasks at
-# θ0 + merge(τ; weights); its gradient passes through the trim, the election of signs and the mean.
+# `weigh` multiplies each task vector before TIES. The loss is cross-entropy on validation images of both tasks at θ0
+# + merge(τ; weights); its gradient passes through the trim, the election of signs and the mean.
 
 # %%
 import optax

@@ -25,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -68,8 +68,8 @@ if not PUBLIC:
 # %% [markdown]
 # ## Merge them
 #
-# A checkpoint that does not fit (other names, other shapes, NaN, another base) ends in one sentence before anything is
-# computed; one that lies suspiciously far from the base gets a red line in the report.
+# A checkpoint that does not fit (other names, other shapes, NaN, another base) ends in one sentence before anything
+# is computed; one that lies suspiciously far from the base gets a red line in the report.
 
 # %%
 if PUBLIC:
@@ -85,9 +85,10 @@ else:
 # %% [markdown]
 # ## How to read the report
 #
-# The table first: absolute accuracy in black, normalised below it in grey, the best merge of a column in bold, *zero-shot*
-# and *fine-tuned* as the anchors between which merges lie. Then α over the grid (an α at the edge of its grid is said in
-# words: widen the grid), cosines between task vectors (near 0: the tasks hardly share directions), cost, protocol.
+# The table first: absolute accuracy in black, normalised below it in grey, the best merge of a column in bold,
+# *zero-shot* and *fine-tuned* as the anchors between which merges lie. Then α over the grid (an α at the edge of its
+# grid is said in words: widen the grid), cosines between task vectors (near 0: the tasks hardly share directions),
+# cost, protocol.
 
 # %%
 from IPython.display import Image, display

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Forget a task: negation with a sparse task vector
 #
-# θ0 − α·τ makes a model worse at τ's task. The art is to keep everything else: a *control* task must stay at 95 % of its
-# accuracy. **TaLoS** (arXiv:2504.02620) fine-tunes only the weights to which the model's output is least sensitive, so
-# that its task vector disturbs others little.
+# θ0 − α·τ makes a model worse at τ's task. The art is to keep everything else: a *control* task must stay at 95 % of
+# its accuracy. **TaLoS** (arXiv:2504.02620) fine-tunes only the weights to which the model's output is least
+# sensitive, so that its task vector disturbs others little.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -25,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -53,14 +53,14 @@ config.finetune.update(steps=40, batch=32, warmup=4)
 plan = experiment.plan(config)
 problem = experiment.problem(plan)
 task, head = "greek", problem.heads["greek"]
-print(problem.control, evaluation.accuracies(problem.predict, problem.theta0, problem.judged([task, problem.control], "val"),
-                                             batch=100))
+both = problem.judged([task, problem.control], "val")
+print(evaluation.accuracies(problem.predict, problem.theta0, both, batch=100))
 
 # %% [markdown]
 # ## Where the model hardly feels a change
 #
-# Per-example gradients of the output score every weight; four rounds narrow the mask down to the tenth with the lowest
-# scores.
+# Per-example gradients of the output score every weight; four rounds narrow the mask down to the tenth with the
+# lowest scores.
 
 # %%
 import jax.numpy as jnp
@@ -75,7 +75,8 @@ print({kind: f"{share:.0%}" for kind, share in calibration.shares(found.mask).it
 # %% [markdown]
 # ## Fine-tune on the mask, and in full
 #
-# Entries outside of the mask keep their bits. The learning rate is the full model's times five, since so little moves.
+# Entries outside of the mask keep their bits. The learning rate is the full model's times five, since so little
+# moves.
 
 # %%
 import functools

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Twenty models in the space of three, switched within one batch
 #
-# Fine-tuned models differ from their base by little. **TALL-masks** (arXiv:2405.07813) keeps the base, one merged vector
-# and *one bit a weight* for each task: θ_t = θ0 + m_t ⊙ τ. The masks of all tasks lie on the device, the task is an
-# argument of the compiled function, and one batch may hold examples of many tasks.
+# Fine-tuned models differ from their base by little. **TALL-masks** (arXiv:2405.07813) keeps the base, one merged
+# vector and *one bit a weight* for each task: θ_t = θ0 + m_t ⊙ τ. The masks of all tasks lie on the device, the task
+# is an argument of the compiled function, and one batch may hold examples of many tasks.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -25,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -42,7 +42,7 @@ print(f"JAX {jax.__version__} on {jax.device_count()} {jax.default_backend()} de
 # %%
 import runpy
 
-from tvjax import compression, evaluation, experiment, vectors
+from tvjax import evaluation, experiment, vectors
 from tvjax.experiment.finetune import finetune
 
 config = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
@@ -80,7 +80,8 @@ print(f"{sizes['measured'] / 2**20:.1f} MiB instead of {sizes['checkpoints'] / 2
 # A model from the store beside the fine-tuned one, on the test images of its own task.
 
 # %%
-judge = lambda theta, task: evaluation.accuracy(problem.predict, theta, *problem.judged([task], "test")[task], batch=100)
+tests = problem.judged(plan.tasks, "test")
+judge = lambda theta, task: evaluation.accuracy(problem.predict, theta, *tests[task], batch=100)
 for (task, _), label, tau in list(zip(names, labels, taus, strict=True))[:4]:
     whole, small = judge(vectors.add(problem.theta0, tau), task), judge(stores.load(store, label), task)
     print(f"{task}: fine-tuned {100 * whole:.1f} %, from the store {100 * small:.1f} %")
@@ -94,12 +95,14 @@ for (task, _), label, tau in list(zip(names, labels, taus, strict=True))[:4]:
 # %%
 import numpy as np
 
+from tvjax.compression import switch
+
 held = stores.load_switch(store)
 images = np.concatenate([problem.splits[task]["test"].images[:5] for task in plan.tasks])
 owner = np.arange(len(images)) % len(labels)
-serve = jax.jit(lambda held, tasks, x: compression.switch.mixed(problem.encode, held["theta0"], held["tau"], held["masks"],
-                                                               tasks, x, held["factors"], block=2))
+parts = lambda held: (held["theta0"], held["tau"], held["masks"])
+serve = jax.jit(lambda held, tasks, x: switch.mixed(problem.encode, *parts(held), tasks, x, held["factors"], block=2))
 features = serve(held, owner, images)
 alone = problem.encode(stores.load(store, labels[int(owner[7])]), images[7:8])
 print(features.shape, "largest difference from the model alone:", float(abs(features[7] - alone[0]).max()))
-print(compression.switch.device_bytes(held["theta0"], held["tau"], held["masks"]))
+print(switch.device_bytes(*parts(held)))

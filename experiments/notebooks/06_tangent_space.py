@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Tangent space: the affine sweep and the disentanglement map
 #
-# Linearise the model at θ0, f_lin(x; τ) = f(x; θ0) + ∇f(x; θ0)·τ (arXiv:2305.12827). Its output is *affine* in τ: once the
-# slopes of a batch are known, every combination of task vectors costs a small sum, not a pass through the network.
+# Linearise the model at θ0, f_lin(x; τ) = f(x; θ0) + ∇f(x; θ0)·τ (arXiv:2305.12827). Its output is *affine* in τ:
+# once the slopes of a batch are known, every combination of task vectors costs a small sum, not a pass through the
+# network.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -24,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -44,8 +45,7 @@ import runpy
 
 import jax.numpy as jnp
 
-from tvjax import evaluation, experiment, tangent, training, vectors
-from tvjax.experiment.finetune import finetune
+from tvjax import evaluation, experiment, tangent, training
 
 config = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
 config.update(name="tangent", tasks=("greek", "digits"), counts=(2,))
@@ -65,7 +65,8 @@ zero = jax.tree.map(jnp.zeros_like, problem.theta0)
 taus = []
 for task in plan.tasks:
     feed = functools.partial(training.batches, tuple(problem.splits[task]["train"]), batch=16, seed=0)
-    fitted = training.fit(loss, zero, feed, plan.recipe(0), frozen=(problem.theta0, problem.heads[task]), progress=False)
+    frozen = (problem.theta0, problem.heads[task])
+    fitted = training.fit(loss, zero, feed, plan.recipe(0), frozen=frozen, progress=False)
     taus.append(tangent.to_standard(fitted.params, problem.theta0))
     print(task, f"loss {fitted.losses[0]:.2f} → {fitted.losses[-1]:.2f}")
 
@@ -88,15 +89,16 @@ def sweep(theta0, taus, head, images, labels):
     return ((unit @ head).argmax(-1) == labels[None]).mean(-1)
 
 
-accuracy = sum(sweep(problem.theta0, taus, problem.heads[task], *problem.splits[task]["val"]) for task in plan.tasks) / 2
+judged = [sweep(problem.theta0, taus, problem.heads[task], *problem.splits[task]["val"]) for task in plan.tasks]
+accuracy = sum(judged) / len(judged)
 best = int(accuracy.argmax())
 print(f"{len(pairs)} models: best validation average {100 * float(accuracy[best]):.1f} % at {pairs[best]}")
 
 # %% [markdown]
 # ## Does a task vector act on its own task alone?
 #
-# ξ(α₁, α₂) counts how often the predictions of the combined model differ from those of each vector alone; 0 is perfect
-# disentanglement. Left to the reader: the same map on standard task vectors, with `place=evaluation.shifted`.
+# ξ(α₁, α₂) counts how often the predictions of the combined model differ from those of each vector alone; 0 is
+# perfect disentanglement. Left to the reader: the same map on standard task vectors, with `place=evaluation.shifted`.
 
 # %%
 data = [(problem.heads[task], problem.splits[task]["test"].images[:50]) for task in plan.tasks]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Sharding: a TPU's chips, or eight devices made of one CPU
 #
-# An operator is a function of arrays, and arrays may be spread over a mesh. Nothing in a merge or in the training loop
-# changes. Without accelerators eight devices are forced out of one CPU: no faster, but the same program.
+# An operator is a function of arrays, and arrays may be spread over a mesh. Nothing in a merge or in the training
+# loop changes. Without accelerators eight devices are forced out of one CPU: no faster, but the same program.
 
 # %%
 import os
@@ -30,8 +30,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -50,7 +50,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 if jax.device_count() == 1:
-    raise SystemExit("One device only: restart the kernel and run the cells from the first one (JAX was started before).")
+    raise SystemExit("One device only: restart the kernel and run all cells from the first one.")
 mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
 rng = np.random.default_rng(0)
 draw = lambda *shape: rng.standard_normal((4, *shape), np.float32)  # four tasks
@@ -61,8 +61,8 @@ print(spread["layers"]["0"]["weight"].sharding)
 # %% [markdown]
 # ## Merge where they lie
 #
-# TIES needs a threshold of the whole model; it is found by counting, slice by slice, so nothing is gathered. The result
-# is spread as the inputs were, and equals that of one device up to the order of sums.
+# TIES needs a threshold of the whole model; it is found by counting, slice by slice, so nothing is gathered. The
+# result is spread as the inputs were, and equals that of one device up to the order of sums.
 
 # %%
 from tvjax import merging
@@ -99,4 +99,4 @@ start = jax.device_put({"w": np.zeros((16, 4), np.float32)}, NamedSharding(mesh,
 place = lambda batch: jax.tree.map(lambda part: jax.device_put(part, NamedSharding(mesh, P("x"))), batch)
 feed = functools.partial(training.batches, (x, labels), batch=64, seed=0)
 fitted = training.fit(loss, start, feed, recipe, place=place, progress=False)
-print(f"loss {fitted.losses[0]:.3f} → {fitted.losses[-1]:.3f}, parameters on {len(fitted.params['w'].devices())} devices")
+print(f"loss {fitted.losses[0]:.3f} → {fitted.losses[-1]:.3f}, on {len(fitted.params['w'].devices())} devices")

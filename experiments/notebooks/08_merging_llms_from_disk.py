@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Merge language models from disk to disk
 #
-# For checkpoints that do not fit in memory: tensors go through a piece at a time, thresholds are exact ones of the whole
-# model, and an interrupted merge goes on where it was. Here with three toys of a few MB that are made now; `PUBLIC = True`
-# takes real ones from the hub.
+# For checkpoints that do not fit in memory: tensors go through a piece at a time, thresholds are exact ones of the
+# whole model, and an interrupted merge goes on where it was. Here with three toys of a few MB that are made now;
+# `PUBLIC = True` takes real ones from the hub.
 
 # %% tags=["install"]
 # Finds tvjax, or installs it for the device at hand; where that cannot be, it says what to do.
@@ -25,8 +25,8 @@ if ROOT is None:
                      "it): the configs that it uses are not below or above this folder.")
 if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
-        raise SystemExit("pip could not install tvjax. Without network: run `pip download . -d wheels` in the clone on a "
-                         "machine that has one, copy the folder here, and `pip install --no-index --find-links wheels .`")
+        raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
+                         "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
@@ -73,7 +73,8 @@ if PUBLIC:
 # %% [markdown]
 # ## Merge
 #
-# The plan is said first, from headers alone: what matches, what is kept, bytes, memory. `--config.plan=True` stops there.
+# The plan is said first, from headers alone: what matches, what is kept, bytes, memory. `--config.plan=True` stops
+# there.
 
 # %%
 from tvjax import disk
@@ -84,7 +85,8 @@ print(sorted(path.name for path in out.iterdir()))
 # %% [markdown]
 # ## The ledger
 #
-# For every tensor: norms, cosines between models, conflicts of sign, kept shares, hashes. Below, the first tensor's line.
+# For every tensor: norms, cosines between models, conflicts of sign, kept shares, hashes. Below, the first tensor's
+# line.
 
 # %%
 lines = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
