@@ -1,0 +1,112 @@
+"""The pages that are made from the code: every config, every public module, every notebook, as Markdown for MyST."""
+import ast
+import inspect
+import pathlib
+import re
+import shutil
+
+ROOT = pathlib.Path(__file__).parents[1]
+MODULES = (
+    "tvjax.vectors", "tvjax.tree", "tvjax.merging", "tvjax.tangent", "tvjax.checkpoints", "tvjax.compression",
+    "tvjax.compression.building", "tvjax.compression.store", "tvjax.compression.switch", "tvjax.calibration",
+    "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk", "tvjax.results", "tvjax.merging.compat",
+)
+PROMPT = ">>> "
+
+
+def write(folder: pathlib.Path) -> None:
+    """Makes `folder` anew: configs/, api/, tutorials/, each with its index."""
+    shutil.rmtree(folder, ignore_errors=True)  # holds nothing that is not made here
+    pages = {**configs(), **api(), **tutorials()}
+    for name, text in pages.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+# ---------------------------------------------------------------- configs
+def configs() -> dict[str, str]:
+    """A page for each file of configs/: its docstring and its text."""
+    files = sorted((ROOT / "configs").glob("*.py"))
+    return {f"configs/{path.stem}.md": config_page(path) for path in files}
+
+
+def config_page(path: pathlib.Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    words = prose(ast.get_docstring(ast.parse(text)) or "")
+    return f"# configs/{path.name}\n\n{words}\n\n## The file\n\n{fenced(text, 'python')}\n"
+
+
+# ---------------------------------------------------------------- modules
+def api() -> dict[str, str]:
+    """A page for each public module: its docstring, and all public functions and classes with theirs."""
+    return {f"api/{name.removeprefix('tvjax.')}.md": module_page(name) for name in MODULES}
+
+
+def module_page(name: str) -> str:
+    import importlib
+
+    module = importlib.import_module(name)
+    parts = [f"# {name}", prose(inspect.getdoc(module) or "")]
+    parts += [member(title, x) for title, x in public(module) if inspect.getdoc(x)]
+    return "\n\n".join(parts) + "\n"
+
+
+def public(module) -> list[tuple[str, object]]:
+    """(name, object) of the functions and classes of `__all__`, or of those that the module defines itself."""
+    names = getattr(module, "__all__", None) or [
+        name for name, x in vars(module).items() if not name.startswith("_") and getattr(x, "__module__", "") ==
+        module.__name__]
+    found = [(name, getattr(module, name)) for name in names]
+    return [(name, x) for name, x in found if inspect.isfunction(x) or inspect.isclass(x)]
+
+
+def member(title: str, x) -> str:
+    try:
+        signature = f"{title}{inspect.signature(x)}"
+    except (TypeError, ValueError):
+        signature = title
+    signature = re.sub(r" at 0x[0-9a-f]+", "", signature.replace("collections.abc.", "").replace("pathlib.", ""))
+    return f"## {title}\n\n{fenced(signature, 'python')}\n\n{prose(inspect.getdoc(x) or '')}"
+
+
+# ---------------------------------------------------------------- notebooks
+def tutorials() -> dict[str, str]:
+    folder = ROOT / "experiments" / "notebooks"
+    return {f"tutorials/{path.name}": path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.ipynb"))}
+
+
+# ---------------------------------------------------------------- docstrings as Markdown
+def prose(text: str) -> str:
+    """A docstring as Markdown: doctests and indented lines become code, all else is text, tables stay.
+
+    >>> prose("Adds.\\n\\n>>> 1 + 1\\n2")
+    'Adds.\\n\\n```python\\n>>> 1 + 1\\n2\\n```'
+    """
+    return "\n\n".join(paragraph(part) for part in re.split(r"\n\s*\n", text.strip("\n")) if part.strip())
+
+
+def paragraph(part: str) -> str:
+    lines = part.splitlines()
+    if lines[0].lstrip().startswith(PROMPT):
+        return fenced(inspect.cleandoc(part), "python")
+    if lines[0].startswith("    "):
+        return fenced(inspect.cleandoc(part), "sh" if "python -m" in part else "python")
+    if lines[0].startswith("|"):
+        return part
+    at = next((i for i, line in enumerate(lines) if line.lstrip().startswith(PROMPT)), None)
+    if at:
+        return "\n\n".join(paragraph("\n".join(some)) for some in (lines[:at], lines[at:]))
+    return " ".join(escaped(line.strip()) for line in lines)
+
+
+def escaped(line: str) -> str:
+    """Text whose signs mean themselves; what stands between backticks is left alone."""
+    parts = re.split(r"(`[^`]*`)", line)
+    plain = [part if i % 2 else re.sub(r"([*_<\[\]{}\\|$#~`])", r"\\\1", part) for i, part in enumerate(parts)]
+    return "".join(plain)
+
+
+def fenced(text: str, language: str) -> str:
+    marks = "````" if "```" in text else "```"
+    return f"{marks}{language}\n{text.rstrip()}\n{marks}"
