@@ -77,14 +77,53 @@ def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> A
         raise ValueError(f"coefficients are one row a mixture and one column a task: there are {tasks} tasks, and rows "
                          f"of shape {coefficients.shape[1:]}")
     inputs, labels = split
-    args = jax.device_put((family.base, taus, coefficients, *_padded_head(head)))
-    parts, run = [], _affine if family.slopes else _plain
-    still = {"slopes": family.slopes} if family.slopes else {"place": family.place, "encode": family.encode}
+    if family.slopes:
+        return answers(expansion(family, taus, inputs, batch=batch), coefficients, head, labels, batch=batch)
+    (base, taus), (head, classes), parts = jax.device_put((family.base, taus)), _padded_head(head), []
     for (x, y), real in padded((inputs, np.asarray(labels, np.int32)), batch=batch):
-        classes, losses = run(*args, x, y, **still)
+        made = [_plain(base, taus, c, head, classes, x, y, place=family.place, encode=family.encode)
+                for c in coefficients]
+        parts.append(tuple(np.stack(side)[:, :real] for side in zip(*jax.device_get(made), strict=True)))
+    return Answers(*_joined(parts), len(coefficients))
+
+
+class Expansion(NamedTuple):
+    """Features of a split where they are affine: (examples, features) at 0 and (tasks, examples, features) along τ."""
+
+    value: np.ndarray
+    slopes: np.ndarray
+    passes: int
+
+
+def expansion(family: Family, taus, inputs, *, batch=128) -> Expansion:
+    """What all mixtures of these vectors need of a split, by one pass forward and one along each vector.
+
+    ValueError where the family's features are not affine in τ.
+    """
+    if family.slopes is None:
+        raise ValueError("the features of this family are not affine in its vectors: there is no expansion to keep")
+    taus = tree.stack(taus) if isinstance(taus, (list, tuple)) else taus
+    args, parts = jax.device_put((family.base, taus)), []
+    for x, real in padded(inputs, batch=batch):
+        value, slopes = _slopes(*args, x, slopes=family.slopes)
+        parts.append((value[:real], slopes[:, :real]))
+    value, slopes = zip(*jax.device_get(parts), strict=True)
+    return Expansion(np.concatenate(value), np.concatenate(slopes, 1), 1 + slopes[0].shape[0])
+
+
+def answers(found: Expansion, coefficients, head, labels, *, batch=128) -> Answers:
+    """`mixtures` from an expansion that is at hand; `passes` are those that it took."""
+    args = jax.device_put((np.asarray(coefficients, np.float32), *_padded_head(head)))
+    rows = (found.value, np.moveaxis(found.slopes, 0, 1), np.asarray(labels, np.int32))
+    parts = []
+    for part, real in padded(rows, batch=batch):
+        classes, losses = _affine(*args, *part)
         parts.append((classes[:, :real], losses[:, :real]))
-    classes, losses = (np.concatenate(side, 1) for side in zip(*jax.device_get(parts), strict=True))
-    return Answers(classes, losses, tasks + 1 if family.slopes else len(coefficients))
+    return Answers(*_joined(parts), found.passes)
+
+
+def _joined(parts):
+    return (np.concatenate(side, 1) for side in zip(*jax.device_get(parts), strict=True))
 
 
 def mixture_accuracy(family: Family, taus, coefficients, head, split, *, batch=128) -> np.ndarray:
@@ -123,17 +162,22 @@ def plane(family: Family, tau1, tau2, data1, data2, grid, *, batch=128) -> Plane
 
 # ---------------------------------------------------------------- programs
 @functools.partial(jax.jit, static_argnames=("place", "encode"))
-def _plain(base, taus, coefficients, head, classes, inputs, labels, *, place, encode):
-    def one(c):
-        tau = jax.tree.map(lambda x: jnp.tensordot(c, vectors.wide(x), 1, precision="highest"), taus)
-        return _judged(encode(place(base, tau), inputs), head, classes, labels)
-    return jax.lax.map(one, coefficients)
+def _plain(base, taus, c, head, classes, inputs, labels, *, place, encode):
+    """One mixture: a program of its own, whatever the number of mixtures."""
+    tau = jax.tree.map(lambda x: jnp.tensordot(c, vectors.wide(x), 1, precision="highest"), taus)
+    return _judged(encode(place(base, tau), inputs), head, classes, labels)
 
 
 @functools.partial(jax.jit, static_argnames="slopes")
-def _affine(base, taus, coefficients, head, classes, inputs, labels, *, slopes):
-    value, slope = slopes(base, taus, inputs)
-    return jax.lax.map(lambda c: _judged(tangent.affine(value, slope, c), head, classes, labels), coefficients)
+def _slopes(base, taus, inputs, *, slopes):
+    return slopes(base, taus, inputs)
+
+
+@jax.jit
+def _affine(coefficients, head, classes, value, slopes, labels):
+    """slopes: (examples, tasks, features), so that a batch of them has its examples first."""
+    slopes = jnp.moveaxis(slopes, 1, 0)
+    return jax.lax.map(lambda c: _judged(tangent.affine(value, slopes, c), head, classes, labels), coefficients)
 
 
 def _judged(features, head, classes, labels):

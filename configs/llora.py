@@ -1,0 +1,91 @@
+"""Partial linearisation (L-LoRA, arXiv:2310.04742) on the glyph benchmark or on sentences: three seeds.
+
+    python -m tvjax.run --config=configs/llora.py:8
+    python -m tvjax.run --config=configs/llora.py:8 --config.vectors=runs/glyphs-8   # full fine-tuning, if it ran
+    python -m tvjax.run --config=configs/llora.py:text --config.sources=FOLDER       # MiniLM on texts
+    python -m tvjax.run --config=configs/llora.py:protocol                           # all subsets, 21 λ: hours
+    python -m tvjax.run --config=configs/llora.py:runlocal
+
+Ways: full fine-tuning, LoRA, L-LoRA by module (the authors' code, the default) and by network (the paper's equation),
+all tasks of a seed from one φ0. Fusions of subsets of tasks: simple average, task arithmetic, TIES, LoRAHub, greedy,
+each chosen for every subset on validation data; `select_on="test"` mimics the authors' code, and the report says so.
+`:8` draws a few subsets of each size and takes coarser grids than `:protocol`, which is the paper's. Measured numbers:
+experiments/llora/README.md.
+
+The paper's own settings, for machines with its models and data. CLIP ViT-B/16 (openai/clip-vit-base-patch16): rank 16,
+alpha 32, dropout 0.1, targets q_proj and v_proj (the released configuration misspells the latter, so that it adapts
+q_proj alone: targets=r"q_proj"), AdamW, lr 1e-5, weight decay 0.1, 6000 steps of 64 images, 600 of warm-up, on Cars,
+DTD, EuroSAT, GTSRB, RESISC45, SUN397, SVHN. Flan-T5-base: rank 8, 16 or 32, alpha 32, Adam, lr 1e-5 … 4e-5, no weight
+decay, 2000 steps of 16, on CoLA, MNLI, MRPC, QQP, RTE, SST-2, STS-B as text to text. Its claims there, normalised
+score of simple averages of 2 … 7 ViT-B/16: LoRA 75.8 … 57.4 %, L-LoRA 82.2 … 66.1 %.
+"""
+from ml_collections import ConfigDict
+
+ARGUMENTS = ("", "8", "protocol", "text", "runlocal")
+TEXTS = ("banking77", "cr", "emotion", "sst2", "subj", "trec")
+
+
+def group(**fields):
+    return ConfigDict(fields)
+
+
+def ways(local, lr):
+    """Rows of `ways`; adapters take a larger learning rate than full fine-tuning."""
+    lora = dict(rank=2 if local else 16, alpha=4 if local else 32, dropout=0.1)
+    tuned = group() if local else group(steps=100, batch=32, warmup=10, lr=lr)
+    return (
+        group(name="full", kind="standard"),
+        group(name="LoRA", kind="lora", options=group(**lora), finetune=tuned),
+        group(name="L-LoRA", kind="lora", scope="module", options=group(**lora), finetune=tuned),
+    ) + (() if local else (
+        group(name="L-LoRA (network)", kind="lora", scope="network", options=group(**lora), finetune=tuned),))
+
+
+def get_config(arg=""):
+    if arg not in ARGUMENTS:
+        raise ValueError(f"llora takes {', '.join(f':{name}' for name in ARGUMENTS if name)}; got :{arg}")
+    from tvjax.data import glyphs
+
+    local, whole, text = arg == "runlocal", arg == "protocol", arg == "text"
+    tasks = glyphs.suite(8)[:2] if local else TEXTS if text else glyphs.suite(8)
+    few = tuple(i / 20 for i in range(21)) if whole else (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+    sizes = (2,) if local else (2, 3, 6) if text else tuple(range(2, 9)) if whole else (2, 4, 8)
+    recipe = dict(steps=200, batch=32, lr=2e-5, warmup=20, weight_decay=0.01) if text else glyphs.RECIPE
+    return ConfigDict(dict(
+        job="llora",
+        name=f"llora-{arg or 8}",
+        model="minilm" if text else "glyphs",
+        suite="text" if text else "glyphs",
+        **(dict(sources=("texts",), control="", data=group()) if text else {}),
+        tasks=tasks,
+        counts=(len(tasks),),
+        seeds=(0,) if local else (0, 1, 2),
+        examples=(dict(train=16, val=16, test=16) if local else dict(train=2000, val=100, test=300) if text else
+                  dict(glyphs.EXAMPLES) if whole else dict(glyphs.EXAMPLES, val=100, test=250)),
+        finetune=dict(steps=2, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else recipe,
+        finetuned=(),
+        vectors="",                   # the folder of another run with the same model, data and recipe
+        merges=(group(name="average"),),  # the job's own merges are `fusions`
+        scales=(0.0, 0.5, 1.0) if local else few,  # λ of task arithmetic
+        select_on="val",              # "test" mimics the authors' code; the report warns
+        batch=16 if local else 125,
+        save_models=False,
+        allow_nonfinite=False,
+        llora=group(
+            ways=ways(local, 5e-4 if text else 3e-3),
+            fusions=("average", "task_arithmetic", "ties", "lorahub", "greedy") if whole or local else (
+                "average", "task_arithmetic", "ties", "lorahub"),
+            sizes=sizes,              # numbers of tasks of the subsets
+            most=0 if whole else 2,   # at most so many subsets of a size; 0: all
+            greedy=(0.0, 0.5, 1.0) if local else (0.0, 0.25, 0.5, 0.75, 1.0),
+            ties=group(densities=(0.5, 1.0), scales=(0.5, 1.0)) if not whole else
+            group(densities=(0.25, 0.5, 0.75, 1.0), scales=(0.0, 0.25, 0.5, 0.75, 1.0)),
+            lorahub=group(budget=3 if local else 40 if whole else 20, bound=1.5, penalty=0.05),
+            plane=group(span=2, points=3 if local else 21 if whole else 9, examples=16 if local else 125,
+                        pairs=1 if local else 3 if whole else 1),
+            scatter=False,
+            negation=False,
+            scaling=group(ranks=(1, 2), tasks=2, seeds=(0,)) if local else group() if text else
+            group(ranks=(1, 4, 16), tasks=4, seeds=(0,)),
+        ),
+    ))

@@ -1,0 +1,80 @@
+"""Task vectors in the space of each way, kept in a folder of its own and reused where nothing has changed."""
+import functools
+import json
+import pathlib
+import re
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tvjax import checkpoints, evaluation, training, vectors
+from tvjax.experiment import finetune, study
+from tvjax.experiment import workdir as files
+from tvjax.experiment.ways import Way, loss
+
+
+class Trained(NamedTuple):
+    """A task vector and what it cost; `seconds` and `rate` (examples a second) of the run that made it."""
+
+    tau: vectors.TaskVector
+    seconds: float
+    rate: float
+    loss: float
+
+
+def tune(bench: study.Bench, way: Way, task: str, folder, *, theirs: str = "", progress: bool | None = None) -> Trained:
+    """τ of one task by one way; standard fine-tuning is shared with other jobs (`theirs`: a run to take it from)."""
+    if way.plan.kind == "standard":
+        tau = study.vector(bench, task, folder, theirs=theirs, progress=progress)
+        beside = finetune.vector_path(folder, task, bench.seed).with_suffix(".json")
+        return Trained(tau, **{"seconds": 0.0, "rate": 0.0, "loss": 0.0, **json.loads(beside.read_text())["cost"]})
+    path = place(folder, way, task, bench.seed)
+    key = evaluation.content_key(json.loads(json.dumps(_told(way))), bench.seed, bench.about.keys[task]["train"])
+    about = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
+    if about.get("key") == key and path.exists():
+        bench.say(f"{task}, seed {bench.seed}, {way.name}: task vector reused")
+        return Trained(vectors.TaskVector(checkpoints.load_task_vector(path).params), **about["cost"])
+    return _train(bench, way, task, path, key, progress)
+
+
+def place(folder, way: Way, task: str, seed: int) -> pathlib.Path:
+    """Where a task vector is kept."""
+    return pathlib.Path(folder) / "task_vectors" / slug(way.name) / f"seed{seed}" / f"{task}.safetensors"
+
+
+def slug(name: str) -> str:
+    """A name as a folder's.
+
+    >>> slug("L-LoRA (network)")
+    'l-lora-network'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "way"
+
+
+def _told(way: Way) -> dict:
+    """What training depends on besides seed, base and data."""
+    plan = way.plan
+    return {"kind": plan.kind, "scope": plan.scope, "method": repr(plan.method), "seed": plan.seed, **plan.recipe}
+
+
+def _train(bench, way, task, path, key, progress) -> Trained:
+    recipe = training.Recipe(**way.plan.recipe, seed=bench.seed)
+    head = bench.about.heads[task]
+    width = head.shape[1] if recipe.label_smoothing else bench.about.width
+    frozen = (way.family.base, way.start, jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1]))
+    feed = functools.partial(training.batches, tuple(bench.about.splits[task]["train"]), batch=recipe.batch,
+                             seed=recipe.seed)
+    state = path.parent / f".state-{task}-{key[:12]}"
+    fitted = training.fit(loss(way.family.place, way.family.encode, recipe.label_smoothing), way.start, feed, recipe,
+                          frozen=jax.device_put(frozen), state_dir=state, save_every=finetune.SAVE_EVERY,
+                          progress=progress)
+    tau = jax.device_get(vectors.task_vector(fitted.params, way.start))
+    cost = {"seconds": fitted.seconds, "rate": fitted.rate, "loss": float(fitted.losses[-1])}
+    path.with_suffix(".json").unlink(missing_ok=True)  # never an old key beside a new vector
+    checkpoints.save_task_vector(tau, path, base=bench.about.base, metadata={"way": way.name})
+    files.write_text(path.with_suffix(".json"), json.dumps({"key": key, "cost": cost}) + "\n")
+    shutil.rmtree(state, ignore_errors=True)
+    bench.say(f"{task}, seed {bench.seed}, {way.name}: fine-tuned in {fitted.seconds:.0f} s, loss {cost['loss']:.3f}")
+    return Trained(tau, **cost)
