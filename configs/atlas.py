@@ -6,7 +6,8 @@
     python -m tvjax.run --config=configs/atlas.py:tta --config.vectors=runs/glyphs-20
     python -m tvjax.run --config=configs/atlas.py:peft --config.vectors=runs/glyphs-8
     python -m tvjax.run --config=configs/atlas.py:selection --config.vectors=runs/glyphs-20
-    python -m tvjax.run --config=configs/atlas.py:runlocal                                    # all of them, seconds
+    python -m tvjax.run --config=configs/atlas.py:8 --config.vectors=runs/glyphs-8            # four of them, small
+    python -m tvjax.run --config=configs/atlas.py:runlocal                                    # all of them, minutes
 
 Without `vectors` the task vectors are fine-tuned first. Protocol: coefficients from zero; addition learns on the
 validation splits and keeps their best epoch; negation ends where the control falls below 95 %; few-shot, adaptation
@@ -19,9 +20,16 @@ batch 128, 20 epochs of the shortest of 8 validation splits; negation 1e-3 times
 """
 from ml_collections import ConfigDict
 
-PARTS = {"addition": ("addition",), "negation": ("negation",), "fewshot": ("fewshot", "contribution"), "tta": ("tta",),
-         "peft": ("peft",), "selection": ("selection", "basis"),
-         "runlocal": ("addition", "negation", "fewshot", "contribution", "tta", "peft", "selection", "basis")}
+PARTS = {
+    "addition": ("addition",),
+    "negation": ("negation",),
+    "fewshot": ("fewshot", "contribution"),
+    "tta": ("tta",),
+    "peft": ("peft",),
+    "selection": ("selection", "basis"),
+    "8": ("negation", "fewshot", "selection", "tta"),
+    "runlocal": ("addition", "negation", "fewshot", "contribution", "tta", "peft", "selection", "basis"),
+}
 TASKS = {"fewshot": 20, "tta": 20, "selection": 20, "runlocal": 3}
 
 
@@ -35,7 +43,7 @@ def get_config(arg="addition"):
     from tvjax.data import glyphs
 
     local, count = arg == "runlocal", TASKS.get(arg, 8)
-    many = arg in ("addition", "negation")
+    many = arg in ("8", "addition", "negation")
     tasks = glyphs.suite(20)[:count]
     return ConfigDict(dict(
         job="atlas",
@@ -55,19 +63,22 @@ def get_config(arg="addition"):
         batch=40 if local else 250,
         save_models=False,
         allow_nonfinite=False,
-        atlas=group(parts=PARTS[arg], store="float32", **studies(local, tasks)),
+        atlas=group(parts=PARTS[arg], store="float32", **studies(local, tasks, small=arg == "8")),
     ))
 
 
-def studies(local, tasks):
-    """The fields of every study; a config reads those of its parts."""
+def studies(local, tasks, *, small):
+    """The fields of every study; a config reads those of its parts. `small`: one target and one draw a seed."""
+    pick = lambda full, less, least: least if local else less if small else full
     course = lambda epochs, batch, lr, **more: group(epochs=1 if local else epochs, batch=12 if local else batch, lr=lr,
                                                      **more)
     few = course(10, 32, 0.1, decay="cosine")
-    targets = tasks[:1] if local else ("armenian", "arrows", "cards")
+    targets = pick(("armenian", "arrows", "cards"), ("braille",), tasks[:1])
     targets = tuple(task for task in targets if task in tasks) or tasks[:1]
+    draws = pick(3, 1, 1)
     tuning = dict(steps=4 if local else 200, batch=8 if local else 64, lr=3e-4, warmup=1, weight_decay=0.1)
     grid = (0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(21))
+    shots = (1,) if local else (16,)
     return dict(
         addition=group(
             course=course(15, 128, 1e-2), grid=grid, tuning=group(**tuning),
@@ -75,27 +86,29 @@ def studies(local, tasks):
             penalties=(1,), fractions=(1.0,) if local else (0.2, 1.0),
             geometry=("standard", "linearised") if local else ("standard",),
         ),
-        negation=group(course=course(10, 64, 1e-2), grid=grid, schemes=(group(by="task"), group(by="tensor"))),
+        negation=group(course=course(10, 64, 1e-2), grid=grid, schemes=(group(by="task"), group(by="tensor")),
+                       targets=pick(tasks, tasks[:3], tasks)),
         fewshot=group(
-            course=few, joint=course(10, 32, 0.1, decay="cosine"), targets=targets, shots=(1,) if local else (1, 4, 16),
-            draws=1 if local else 3, augment="crop", schemes=(group(by="tensor"),), domains=("plain",),
+            course=few, joint=few, targets=targets, shots=(1,) if local else (1, 4, 16), draws=draws, augment="crop",
+            schemes=(group(by="tensor"),), domains=("plain",),
         ),
-        contribution=group(course=course(3, 32, 0.1, decay="cosine"), targets=targets[:1] if local else tasks[:4],
-                           shots=(1,) if local else (16,), augment="crop"),
+        contribution=group(course=course(3, 32, 0.1, decay="cosine"), targets=pick(tasks[:4], targets, targets),
+                           shots=shots, augment="crop"),
         tta=group(
-            course=course(5, 64, 1e-2, decay="cosine"), targets=targets[:2], draws=1 if local else 3, augment="crop",
-            objectives=("contrast", "entropy", "ufm"), images=40 if local else 400, exponents=(0.5,) if local else
-            (0.5, 1.0, 2.0), share=0.5, margin=0.4,
+            course=course(5, 64, 1e-2, decay="cosine"), targets=targets[:2], draws=draws, augment="crop",
+            objectives=("contrast", "entropy", "ufm"), images=40 if local else 400,
+            exponents=pick((0.5, 1.0, 2.0), (0.5, 2.0), (0.5,)), share=0.5, margin=0.4,
         ),
         peft=group(
             course=course(10, 64, 3e-2, decay="cosine"), tuning=group(**tuning), lora=group(**{**tuning, "lr": 3e-3}),
-            targets=targets[:1] if local else tasks[1:3], ranks=(2,) if local else (4,), parts=(1, 2) if local else
-            (1, 5, 20, 80), fractions=(1.0,) if local else (0.1, 1.0), draws=1 if local else 3,
+            targets=pick(tasks[1:3], targets, targets), ranks=(2,) if local else (4,),
+            parts=pick((1, 5, 20, 80), (1, 20), (1, 2)), fractions=pick((0.1, 1.0), (0.1,), (1.0,)), draws=draws,
         ),
         selection=group(
-            course=few, targets=targets[:2], shots=(1,) if local else (16,), draws=1 if local else 3, augment="crop",
-            budgets=(1,) if local else (1, 2, 5), methods=("random", "features", "whole gradient", "block gradient"),
+            course=few, targets=targets[:2], shots=shots, draws=draws, augment="crop",
+            budgets=pick((1, 2, 5), (1, 3), (1,)),
+            methods=("random", "features", "whole gradient", "block gradient"),
         ),
-        basis=group(course=few, targets=targets[:1], shots=(1,) if local else (16,), draws=1 if local else 3,
-                    counts=(1,) if local else (2, 8, 19), augment="crop", questions=2 if local else 0),
+        basis=group(course=few, targets=targets[:1], shots=shots, draws=draws, counts=pick((2, 8, 19), (2, 7), (1,)),
+                    augment="crop", questions=pick(200, 0, 2)),
     )

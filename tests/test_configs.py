@@ -14,7 +14,9 @@ ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "ru
              "tall": ("", "8", "14", "20", "minilm", "runlocal"),
              "talos": ("", "8", "ablations", "sparsity", "runlocal"),
              "tatr": ("", "8", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
-             "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal")}
+             "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
+             "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
+             "clip_merge": ("runlocal",)}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 
 

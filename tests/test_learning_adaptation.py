@@ -1,5 +1,6 @@
 """tvjax.learning.adaptation, ufm, views: objectives against plain loops, filters, trusted sets, what moves."""
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -57,18 +58,22 @@ def test_entropy_filters_unreliable_samples():
 
 def test_sharpness_aware_loss_by_hand():
     loss = adaptation._sar(WAY.point, WAY.predict)
-    joined, limit, radius = join([HEAD]), np.float32(0.9 * np.log(3)), np.float32(0.3)
-    every = lambda c: adaptation.entropies(WAY.predict(WAY.point(c, WAY.frozen), joined.head, X), KNOWN)
-    found, mean = lambda c: np.asarray(every(c)), lambda c, rows: every(c)[rows].mean()
+    joined, radius = join([HEAD]), np.float32(0.3)
+    every = jax.jit(lambda c: adaptation.entropies(WAY.predict(WAY.point(c, WAY.frozen), joined.head, X), KNOWN))
+    mean = jax.jit(lambda c, rows: (every(c) * rows).sum() / rows.sum())
+    found = lambda c: np.asarray(every(c))
+    limit = np.float32(np.median(found(WAY.start)))
     first = found(WAY.start) < limit
-    slope = jax.grad(mean)(WAY.start, first)
+    slope = jax.jit(jax.grad(mean))(WAY.start, first.astype(np.float32))
     length = np.sqrt(sum(np.sum(np.square(g)) for g in slope.values()))
     there = {name: c + radius / length * slope[name] for name, c in WAY.start.items()}
     both = first & (found(there) < limit)
     assert 0 < both.sum() < len(X)
-    value, gradient = jax.value_and_grad(loss)(WAY.start, X, None, (WAY.frozen, (joined.head, KNOWN, limit, radius)))
+    value, gradient = jax.jit(jax.value_and_grad(loss))(WAY.start, X, None, (WAY.frozen, (joined.head, KNOWN, limit,
+                                                                                         radius)))
+    both = both.astype(np.float32)
     np.testing.assert_allclose(value, mean(there, both), rtol=1e-4)
-    wanted = jax.grad(mean)(there, both)  # the gradient at the perturbed point, for the point itself
+    wanted = jax.jit(jax.grad(mean))(there, both)  # the gradient at the perturbed point, for the point itself
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), gradient, wanted)
 
 
@@ -134,8 +139,9 @@ def test_objective_is_normalised_by_what_is_accepted():
     sure, classes = np.array([True, False, False, False]), np.array([1, 0, 0, 0])
     logs = np.asarray(jax.nn.log_softmax(strong))
     wanted = -logs[0, 1] - np.mean([(np.asarray(guess[i]) * logs[i]).sum() for i in (1, 3)])
-    np.testing.assert_allclose(ufm.objective(strong, guess, classes, sure, 0.9), wanted, rtol=1e-5)
-    alone = ufm.objective(strong, guess, classes, sure, 1.0)
+    objective = jax.jit(ufm.objective)
+    np.testing.assert_allclose(objective(strong, guess, classes, sure, 0.9), wanted, rtol=1e-5)
+    alone = objective(strong, guess, classes, sure, 1.0)
     np.testing.assert_allclose(alone, -logs[0, 1], rtol=1e-5)
 
 
@@ -143,20 +149,21 @@ def test_guesses_have_no_derivative():
     loss = ufm._loss(WAY.point, WAY.predict, "none", 2.0)
     joined = join([HEAD])
     batch = (X, np.zeros(len(X), np.int32), np.zeros(len(X), bool), np.full(len(X), 0.3, np.float32))
-    gradient = jax.grad(loss)(WAY.start, batch, None, (WAY.frozen, (joined.head, KNOWN)))
-    fixed = ufm.sharpen(jax.nn.softmax(jnp.where(KNOWN[None], WAY.predict(BASE, joined.head, X), -1e9)), exponent=2.0)
-    def plain(c):
-        logits = jnp.where(KNOWN[None], WAY.predict(WAY.point(c, WAY.frozen), joined.head, X), -1e9)
-        return ufm.objective(logits, fixed, batch[1], batch[2], 0.3)
+    gradient = jax.jit(jax.grad(loss))(WAY.start, batch, None, (WAY.frozen, (joined.head, KNOWN)))
+    logits = jax.jit(lambda c: jnp.where(KNOWN[None], WAY.predict(WAY.point(c, WAY.frozen), joined.head, X), -1e9))
+    fixed = ufm.sharpen(jax.nn.softmax(logits(WAY.start)), exponent=2.0)
+    plain = jax.jit(lambda c: ufm.objective(logits(c), fixed, batch[1], batch[2], 0.3))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), gradient,
-                 jax.grad(plain)(WAY.start))
+                 jax.jit(jax.grad(plain))(WAY.start))
 
 
 # ---------------------------------------------------------------- views
 def test_views_are_crops_within_the_range():
     images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
-    strong = views.view("crop and flip")
+    images[2] = 77
+    strong = jax.jit(views.view("crop and flip"))
     made = strong(jax.random.key(0), images)
+    np.testing.assert_allclose(made[2], 77, rtol=1e-4)  # a constant image stays constant
     assert made.shape == images.shape and made.min() >= 0 and made.max() <= 255
     assert np.abs(np.asarray(made) - images).max() > 1
     np.testing.assert_array_equal(made, strong(jax.random.key(0), images))
@@ -167,17 +174,13 @@ def test_a_whole_crop_is_the_image_or_its_mirror(monkeypatch):
     monkeypatch.setattr(views, "RATIO", (1.0, 1.0))
     images = np.random.default_rng(0).integers(0, 256, (12, 6, 6, 1), np.uint8)
     for flip, found in ((0.0, set()), (0.5, set())):
+        one = jax.jit(functools.partial(views._one, least=1.0, flip=flip))
         for i, key in enumerate(jax.random.split(jax.random.key(1), 12)):
-            made = np.asarray(views._one(key, images[i].astype(np.float32), least=1.0, flip=flip))
+            made = np.asarray(one(key, images[i].astype(np.float32)))
             same, mirror = (np.allclose(made, x, atol=1e-3) for x in (images[i], images[i][:, ::-1]))
             assert same or mirror
             found.add(bool(same))
         assert found == ({True} if flip == 0 else {True, False})
-
-
-def test_constant_images_stay_constant():
-    made = views.view("crop")(jax.random.key(3), np.full((2, 8, 8, 3), 77, np.uint8))
-    np.testing.assert_allclose(made, 77, rtol=1e-4)
 
 
 @pytest.mark.parametrize("make, sentence", [

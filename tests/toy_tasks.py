@@ -1,4 +1,5 @@
 """A toy encoder of two layers with two tasks of three classes, for tests of what learns on task vectors."""
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -14,7 +15,7 @@ def encode(params, x):
     return (hidden * norm["weight"][None] + norm["bias"][None]) @ layer["fc2"]["weight"].T
 
 
-PREDICT = evaluation.classify(encode)
+PREDICT = jax.jit(evaluation.classify(encode))
 LINEAR = evaluation.classify_linearised(encode)
 
 
@@ -26,7 +27,6 @@ def theta0(seed=0):
 
 
 def vector(seed, base):
-    import jax
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(0.4 * rng.standard_normal(x.shape), jnp.float32), base)
 

@@ -16,8 +16,9 @@ PART = "negation"
 
 
 def negation(bench: Bench, taus, anchors, folder) -> list[dict]:
-    """Rows of every method: accuracy on the target and on the control, by task and on average."""
+    """Rows of every method: accuracy on each target and on the control, and on average over the targets."""
     about, methods = bench.about, {}
+    taus = {task: taus[task] for task in bench.todo.of[PART]["targets"]}
     control = {split: bench.measure(about.theta0, [about.control], split)[about.control] for split in ("val", "test")}
     methods["zero-shot"] = {task: (anchors["zero-shot"]["test"][task], control["test"], {}) for task in taus}
     methods["searched α"] = {task: _searched(bench, task, tau, control["val"]) for task, tau in taus.items()}

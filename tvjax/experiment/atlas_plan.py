@@ -16,7 +16,7 @@ from tvjax.learning.views import KINDS
 
 FIELDS = {
     "addition": ("course", "schemes", "penalties", "fractions", "grid", "tuning", "geometry"),
-    "negation": ("course", "schemes", "grid"),
+    "negation": ("course", "schemes", "grid", "targets"),
     "fewshot": ("course", "joint", "targets", "shots", "draws", "augment", "schemes", "domains"),
     "contribution": ("course", "targets", "shots", "augment"),
     "tta": ("course", "targets", "draws", "augment", "objectives", "images", "exponents", "share", "margin"),

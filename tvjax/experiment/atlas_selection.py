@@ -74,7 +74,7 @@ def _row(bench: Bench, part: str, method: str, target: str, held, data, folder, 
 
 # ---------------------------------------------------------------- random directions; no gradients
 def basis(bench: Bench, taus, anchors, folder) -> list[dict]:
-    """Task vectors against random ones by number, and learning by gradient against nevergrad."""
+    """Task vectors against random ones by number, and learning by gradient against asking for losses."""
     own, found = bench.todo.of["basis"], []
     for target in own["targets"]:
         held, names = pool_without(bench, taus, target)

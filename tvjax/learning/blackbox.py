@@ -1,6 +1,6 @@
-"""Coefficients without gradients, by nevergrad (the baseline of arXiv:2407.02880, appendix D): only losses are asked.
+"""Coefficients without gradients, by CMA-ES from the package cma: only losses are asked.
 
-Enough for one number a vector; with one a tensor it fails, which is the point of the comparison.
+arXiv:2407.02880 (appendix D) does it with nevergrad: enough for one number a vector, too little for one a tensor.
 """
 import functools
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
-from tvjax import tree
+from tvjax.evaluation.gradient_free import minimise
 from tvjax.evaluation.top1 import padded
 from tvjax.learning.heads import Joined, masked
 from tvjax.learning.ways import Way, model
@@ -25,35 +26,17 @@ class Found(NamedTuple):
     trace: np.ndarray
 
 
-def gradient_free(way: Way, evaluate: Callable[[Any], float], *, budget: int, seed: int = 0, method: str = "NGOpt",
+def gradient_free(way: Way, evaluate: Callable[[Any], float], *, budget: int, seed: int = 0, spread: float = 0.3,
                   reach: float = 1.5) -> Found:
     """The best of `budget` questions evaluate(point) -> loss, the start asked first; numbers stay within ±reach of it.
 
-    method: a name in nevergrad's registry. Needs nevergrad: pip install 'tvjax[blackbox]'.
+    spread: the standard deviation of the first generation. Needs cma: pip install 'tvjax[search]'.
     """
-    try:
-        import nevergrad
-    except ImportError:
-        raise ValueError("gradient-free learning needs nevergrad: pip install 'tvjax[blackbox]'") from None
-    if budget < 1:
-        raise ValueError(f"the budget counts questions, from 1 on; got {budget}")
-    if method not in nevergrad.optimizers.registry:
-        near = tree.did_you_mean(method, ["NGOpt", "CMA", "DE", "PSO", "OnePlusOne", "RandomSearch"])
-        raise ValueError(f"nevergrad has no optimiser {method!r}; {near}")
-    flat, shape = jax.flatten_util.ravel_pytree(way.start)
-    origin = np.asarray(flat, np.float64)
-    space = nevergrad.p.Array(init=origin).set_bounds(origin - reach, origin + reach)
-    space.random_state.seed(seed)
-    optimiser = nevergrad.optimizers.registry[method](parametrization=space, budget=budget)
-    optimiser.suggest(origin)
-    best, trace = (origin, np.inf), []
-    for _ in range(budget):
-        asked = optimiser.ask()
-        loss = float(evaluate(model(way, shape(jnp.asarray(asked.value, jnp.float32)))))
-        optimiser.tell(asked, loss if np.isfinite(loss) else 1e9)
-        trace.append(loss)
-        best = (asked.value, loss) if loss < best[1] else best
-    return Found(jax.device_get(shape(jnp.asarray(best[0], jnp.float32))), float(best[1]), np.array(trace))
+    flat, shape = ravel_pytree(way.start)
+    at = lambda step: shape(flat + jnp.asarray(step, flat.dtype))
+    found = minimise(lambda step: evaluate(model(way, at(step))), np.zeros(flat.size), bounds=(-reach, reach),
+                     budget=budget, seed=seed, spread=spread)
+    return Found(jax.device_get(at(found.best)), found.value, np.array([value for _, value in found.trace]))
 
 
 def mean_loss(way: Way, joined: Joined, batch: Any, *, size: int = 128) -> Callable[[Any], float]:

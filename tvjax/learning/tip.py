@@ -57,8 +57,9 @@ def _unit(x):
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def alone(cached: Any, labels: Any, head: Any, val: tuple[Any, Any], *, course: Course = ALONE) -> Learned:
-    """Trains the adapter on features that do not change. cached, labels: of the shots; val: (features, labels)."""
+def alone(cached: Any, labels: Any, head: Any, val: tuple[Any, Any] | None, *, course: Course = ALONE) -> Learned:
+    """Trains the adapter on features that do not change. cached, labels: of the shots; val: (features, labels) that
+    choose the epoch, None for the last."""
     onehot = jax.nn.one_hot(jnp.asarray(labels), head.shape[1])
     way = Way(start(cached), (jnp.asarray(head), onehot), _adapter, _of_features)
     feed = together([(np.asarray(cached), np.asarray(labels))], (0,), batches=[course.batch], seed=course.seed)
