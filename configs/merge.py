@@ -37,6 +37,7 @@ def get_config(arg="ties"):
         data="",                      # what the method needs beside models: gradients=FILE, fisher=FILE, gram=FILE
         recipe="",                    # a recipe.yaml, ours or mergekit's, instead of method, base and models
         plan=False,                   # tell what would be done, and do nothing
+        push="",                      # owner/name on the hub to upload OUT to; dry:owner/name tells what would go
         only="",                      # a regular expression: merge these tensors of the base, keep the others
         exclude="",                   # a regular expression: keep these
         missing="refuse",             # tensors that a model lacks: refuse, or base (keep the base's)

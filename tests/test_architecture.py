@@ -17,7 +17,7 @@ ORDER = (
     {"plotting"},
     {"learning"},
     {"training", "evaluation"},
-    {"results", "data"},
+    {"results", "data", "trackers"},
     {"calibration"},
     {"adapters", "models", "disk", "compression"},
     {"checkpoints"},

@@ -23,6 +23,7 @@ CONFIG = config_flags.DEFINE_config_file(
     "config", None, "An experiment, such as configs/quickstart.py or configs/glyphs.py:8", lock_config=True)
 WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written (default: runs/ and the config's name)")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Whether an error shows where it arose, not its sentence alone")
+TRACK = flags.DEFINE_string("track", None, "Where rows are sent as well: wandb:PROJECT or mlflow:EXPERIMENT")
 SLIP = 2  # the exit code
 
 
@@ -97,11 +98,20 @@ def paths(node, prefix=""):
 def main(argv):
     del argv
     try:
-        run(CONFIG.value, WORKDIR.value, say=logger().info)
+        tracked(CONFIG.value, WORKDIR.value, TRACK.value)
     except (ValueError, OSError, SafetensorError) as error:  # the last where the disk is full
         if TRACEBACK.value:
             raise
         stop(error)
+
+
+def tracked(config, folder, track):
+    """`run`, and its rows sent to a tracker where one is named, which is checked before anything is done."""
+    from tvjax import trackers
+    to = trackers.parsed(track)
+    rows = run(config, folder, say=logger().info)
+    if to and isinstance(rows, list):
+        trackers.send(rows, to, name=config.name, config=config.to_dict())
 
 
 def logger():

@@ -54,7 +54,7 @@ if jax.device_count() == 1:
 mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(AxisType.Auto,))
 rng = np.random.default_rng(0)
 draw = lambda *shape: rng.standard_normal((4, *shape), np.float32)  # four tasks
-taus = {"layers": {str(i): {"weight": draw(256, 128), "bias": draw(256)} for i in range(4)}}
+taus = {"layers": {str(i): {"weight": draw(256, 128), "bias": draw(256)} for i in range(2)}}
 spread = jax.tree.map(lambda x: jax.device_put(x, NamedSharding(mesh, P(None, "x"))), taus)
 print(spread["layers"]["0"]["weight"].sharding)
 

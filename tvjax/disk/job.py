@@ -4,7 +4,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from tvjax.disk import data, merge, moving, recipe
+from tvjax.disk import data, merge, moving, push, recipe
 
 FIELDS = ("only", "exclude", "missing", "extra", "heads", "vocabulary", "compute_dtype", "out_dtype", "max_shard_size",
           "allow_nonfinite", "code")
@@ -12,14 +12,17 @@ FIELDS = ("only", "exclude", "missing", "extra", "heads", "vocabulary", "compute
 
 def run(config: Any, *, say: Callable[[str], Any] = print, command: str = "") -> Path | None:
     """The directory that a config of configs/merge.py makes; None where it asks for the plan alone."""
-    chosen = from_config(config)
+    chosen, to = from_config(config), push.target(config.get("push", ""))
     given = data.read(config.get("data", ""), list(chosen.models))
     if config.plan:
         with closing(merge.prepare(chosen, config.out or "out", data=given)) as held:
             print(held.ready.describe())
         return None
     try:
-        return merge.run(chosen, config.out, ledger=config.ledger, say=say, command=command, data=given)
+        out = merge.run(chosen, config.out, ledger=config.ledger, say=say, command=command, data=given)
+        if to:
+            push.push(out, to, say=say)
+        return out
     except KeyboardInterrupt:
         say("interrupted; the same command goes on where it stopped")
         raise SystemExit(130) from None
