@@ -115,3 +115,9 @@ def test_shipped_clip_is_an_ordinary_hugging_face_checkpoint_and_knows_glyphs():
     with torch.no_grad():
         scores = model(pixel_values=pixels, **prompts).logits_per_image
     assert float((scores.argmax(1).numpy() == split.labels[:100]).mean()) > 5 / len(task.chars)
+
+
+def test_the_first_few_are_those_of_the_whole_split():
+    whole, few = glyphs.load("digits", "val"), glyphs.load("digits", "val", most=300)
+    np.testing.assert_array_equal(few.images, whole.images[:300])
+    np.testing.assert_array_equal(few.labels, whole.labels[:300])

@@ -69,11 +69,10 @@ def _encode_text(model: Any):
 
 
 def _some(task: str, split: str, most: int) -> glyphs.Split:
-    found = _control(split) if task == glyphs.CONTROL.name else glyphs.load(task, split)
-    return glyphs.Split(found.images[:most], found.labels[:most])
+    return _control(split, most) if task == glyphs.CONTROL.name else glyphs.load(task, split, most=most)
 
 
 @functools.cache
-def _control(split: str) -> glyphs.Split:
+def _control(split: str, most: int) -> glyphs.Split:
     """The control's drawings, which all experiments of a process share."""
-    return glyphs.load(glyphs.CONTROL.name, split)
+    return glyphs.load(glyphs.CONTROL.name, split, most=most)
