@@ -37,13 +37,14 @@ def of_clip(found: clip.Pretrained) -> dict[str, Any]:
     """What a problem takes from a CLIP: its visual part, the encoder of uint8 images, how to load and save others."""
     model: Any = found.model  # hashable, though its type does not say so
     mean, std = (tuple(getattr(found.processor, name)) for name in ("image_mean", "image_std"))
-    return {"theta0": clip.visual(found.params), "encode": encoder(model, mean, std), "load": visual_of,
+    return {"theta0": clip.visual(found.params), "encode": encoder(model, mean, std),
+            "load": functools.partial(visual_of, clip.visual(found.params)),
             "save": functools.partial(clip.save_pretrained, found)}
 
 
-def visual_of(path):
-    """The visual part of the CLIP in a folder."""
-    return clip.visual(clip.from_pretrained(path).params)
+def visual_of(theta0, path):
+    """The visual part of the CLIP in a folder; what a tower alone lacks, its projection, is the pretrained model's."""
+    return {**theta0, **clip.visual(clip.from_pretrained(path).params)}
 
 
 @functools.cache

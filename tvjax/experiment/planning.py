@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import math
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,6 +68,7 @@ class Plan:
 
 FIELDS = ("name", "model", "suite", "tasks", "counts", "seeds", "examples", "finetune", "finetuned", "merges", "scales",
           "select_on", "batch", "save_models", "allow_nonfinite")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name on the Hugging Face hub
 OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}}
 
 
@@ -175,7 +177,7 @@ def _finetuned(given, tasks) -> dict[str, str]:
             raise ValueError(f"finetuned holds entries like 'task=directory'; got {task!r}")
         if task not in tasks:
             raise ValueError(f"finetuned names {task!r}, which is none of the tasks; {tree.did_you_mean(task, tasks)}")
-        if not os.path.isdir(path):
+        if not os.path.isdir(path) and not HUB_ID.fullmatch(path):
             raise ValueError(f"there is no directory {path} (finetuned, task {task})")
     return {task: path for task, _, path in pairs}
 

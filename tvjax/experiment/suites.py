@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tvjax import tree
-from tvjax.data import arrays, glyphs, text
+from tvjax.data import arrays, glyphs, text, vision
+from tvjax.data import sources as places
 
 TEXT = {"tokens": 64, "truncate": True, "templates": None, "scale": 20.0}
 ARRAYS = {"heads": "text", "templates": None, "scale": 20.0, "shots": 0}
@@ -46,7 +47,24 @@ def check_arrays(tasks, given: dict) -> dict[str, Any]:
     return {"sources": sources, "control": given["control"], "data": data}
 
 
-CHECKS: dict[str, Callable[..., dict[str, Any]]] = {"glyphs": check_glyphs, "text": check_text, "arrays": check_arrays}
+def check_vision(tasks, given: dict) -> dict[str, Any]:
+    """Every task is one of the registry and has a source at hand: a folder below one of `sources`, the hub or TFDS."""
+    control, roots = given["control"], given["sources"]
+    roots = (roots,) if isinstance(roots, str) else tuple(map(str, roots))
+    if given["data"]:
+        raise ValueError(f"the suite vision has no fields of its own: leave data empty; got {given['data']!r}")
+    if control and vision.task(control).name in tasks:
+        raise ValueError(f"the control task {control!r} is for judging, no task vector trains on it: leave it out of "
+                         "tasks")
+    for name in (*tasks, *([control] if control else [])):
+        if name != vision.task(name).name:
+            raise ValueError(f"the task {name!r} is called {vision.task(name).name!r} here")
+        places.check(vision.task(name), roots)
+    return {"sources": roots, "control": control}
+
+
+CHECKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "glyphs": check_glyphs, "text": check_text, "arrays": check_arrays, "vision": check_vision}
 
 
 def _sources(given: dict) -> tuple[str, ...]:
