@@ -11,6 +11,7 @@ from tests import toy_tasks as toy
 from tvjax import evaluation, learning, tree, vectors
 from tvjax.learning import Scheme, arithmetic, fewshot, heads, ways
 from tvjax.learning.course import Course, Verdict, epoch_steps, learn
+from tvjax.training import loop
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BASE = toy.theta0()
@@ -201,6 +202,16 @@ def test_few_shots_learn():
     found = fewshot.few_shot(way, HEADS["a"], few, SPLITS["a"], course=dataclasses.replace(fewshot.FEWSHOT, epochs=3,
                                                                                          batch=12), augment="none")
     assert found.verdict.value > found.trace[0].value
+
+
+def test_tasks_of_other_sizes_share_the_compiled_step():
+    way, course = scaled(("a", "b")), dataclasses.replace(fewshot.FEWSHOT, epochs=1, batch=16)
+    before = loop._advance._cache_size()
+    for name, classes in (("a", 3), ("b", 2)):
+        split = (SPLITS[name][0], SPLITS[name][1] % classes)
+        few = fewshot.shots(split, 2, classes=classes, seed=0)
+        fewshot.few_shot(way, HEADS[name][:, :classes], few, split, course=course, augment="none")
+    assert loop._advance._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("make, sentence", [

@@ -1,7 +1,7 @@
 """What a step of learned scaling costs beside full fine-tuning of the same model: time, memory, numbers trained.
 
     python experiments/bench/atlas.py --size=glyphs --batch=64
-    python experiments/bench/atlas.py --size=vit_b_32 --batch=4 --vectors 8 20 22 --only-memory
+    python experiments/bench/atlas.py --size=vit_b_32 --batch=4 --vectors 22 --forms bfloat16 LoRA --only-memory
 
 Memory is what the compiled step says it needs (`memory_analysis`): its arguments (weights, optimiser state, pool) and
 what it allocates beside them. Time is the least of several steps; it says nothing while other work runs.
@@ -25,6 +25,7 @@ SIZES = {
     "glyphs": clip.VisionSpec(128, 512, 4, 4, image_size=32, patch=8),
     "vit_b_32": clip.VisionSpec(768, 3072, 12, 12, image_size=224, patch=32),
 }
+FORMS = ("float32", "bfloat16", "int8", "LoRA")
 PROJECTION, CLASSES, RANK = 512, 100, 16
 
 
@@ -33,23 +34,24 @@ def main():
     parser.add_argument("--size", choices=SIZES, default="glyphs")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--vectors", type=int, nargs="+", default=[8, 20])
+    parser.add_argument("--forms", nargs="+", default=list(FORMS), choices=FORMS)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only-memory", action="store_true")
     given = parser.parse_args()
     print("| what is trained | numbers | held as | MiB held | MiB beside | seconds a step |\n"
           "| --- | ---: | --- | ---: | ---: | ---: |")
-    for name, form, way in variants(given.size, given.vectors):
+    for name, form, way in variants(given.size, given.vectors, given.forms):
         report(name, form, way, given)
 
 
-def variants(size: str, vectors):
+def variants(size: str, vectors, forms):
     """(name, how the vectors are held, a way on shapes alone)."""
     model = clip.CLIP(clip.Spec(vision=SIZES[size], text=None, projection_dim=PROJECTION))
     theta0 = jax.eval_shape(lambda: clip.init(model, jax.random.key(0)))
     predict = classify(clip.image_features(model))
     yield "full fine-tuning", "–", abstract(lambda: ways.whole(predict, zeros(theta0)))
     for count in vectors:
-        for form in ("float32", "bfloat16", "int8", "LoRA"):
+        for form in forms:
             held = pool(theta0, count, form)
             yield f"aTLAS, {count} vectors", form, abstract(lambda held=held: ways.scaled(
                 predict, zeros(theta0), zeros(held), Scheme()))

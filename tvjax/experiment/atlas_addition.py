@@ -91,6 +91,8 @@ def _learned(bench: Bench, tasks, held, scheme: Scheme, anchors, folder, *, geom
     if not p:
         scaled = [learning.delta(learning.take(held, [i]), _one(made["params"], i), scheme) for i in range(len(tasks))]
         found += _interference(bench, method, scaled, tasks, *_geometry(about, geometry))
+    if bench.usual.save_models and geometry == "standard" and bench.seed == bench.usual.seeds[0]:
+        about.save(jax.device_get(point), folder / "merged" / method)
     if scheme.by == "tensor" and scheme.blocks == "all" and geometry == "standard":
         found += _statistics(bench, method, made["params"], tasks)
     return found

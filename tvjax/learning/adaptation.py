@@ -50,7 +50,7 @@ def contrast(way: Way, width: int, inputs: Any, *, course: Course = TTA, augment
 
 @functools.cache
 def _contrast(point, predict, augment, temperature):
-    draw = view(augment)
+    draw: Any = view(augment)  # None is refused beforehand
 
     def loss(params, inputs, key, frozen):
         own, eye = frozen

@@ -64,5 +64,5 @@ def _pieces(coefficients: Mapping[str, Any], by: str) -> Iterable[tuple[str, Any
 
 
 def _summary(values) -> Summary:
-    five = [float(x) for x in np.quantile(values, (0, 0.25, 0.5, 0.75, 1))]
-    return Summary(*five, float(np.abs(values).mean()), int(values.size))
+    least, lower, median, upper, greatest = (float(x) for x in np.quantile(values, (0, 0.25, 0.5, 0.75, 1)))
+    return Summary(least, lower, median, upper, greatest, float(np.abs(values).mean()), int(values.size))

@@ -63,8 +63,8 @@ def alone(cached: Any, labels: Any, head: Any, val: tuple[Any, Any] | None, *, c
     onehot = jax.nn.one_hot(jnp.asarray(labels), head.shape[1])
     way = Way(start(cached), (jnp.asarray(head), onehot), _adapter, _of_features)
     feed = together([(np.asarray(cached), np.asarray(labels))], (0,), batches=[course.batch], seed=course.seed)
-    judge = lambda adapter, epoch: Verdict(accuracy(adapter, val, head, onehot))
-    return learn(_alone_loss, way, feed, course, steps=1, judge=judge if val else None,
+    judge = None if val is None else lambda adapter, epoch: Verdict(accuracy(adapter, val, head, onehot))
+    return learn(_alone_loss, way, feed, course, steps=1, judge=judge,
                  transform=_transform(course, course.epochs))
 
 

@@ -122,8 +122,9 @@ def contribution(rows) -> Section:
                                                  diverging=True, digits=0)})
 
 
-def _first(cell):
-    return cell[0] if isinstance(cell, tuple) else cell
+def _first(cell) -> float:
+    """The mean of a cell, nan of an empty one."""
+    return float("nan") if cell is None else cell[0] if isinstance(cell, tuple) else cell
 
 
 def tta(rows) -> Section:
