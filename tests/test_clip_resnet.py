@@ -245,6 +245,8 @@ def test_slips_are_told_in_a_sentence(tmp_path):
         resnet.image_features(MODEL)(params, pixels)
     with pytest.raises(ValueError, match=r"this model takes \(batch, 64, 64, 3\)"):
         resnet.image_features(MODEL)(resnet.join(params, running), pixels[:, :32])
+    with pytest.raises(ValueError, match="params hold only the visual one"):
+        resnet.text_features(MODEL)(resnet.visual(params), ids)
     with pytest.raises(ValueError, match="at most 7 tokens"):
         resnet.text_features(MODEL)(params, np.ones((2, 8), np.int32))
     (tmp_path / "config.json").write_text('{"model_type": "clip"}')

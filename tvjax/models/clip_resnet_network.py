@@ -214,12 +214,17 @@ class TextTransformer(nn.Module):
 
 
 class ResNetCLIP(nn.Module):
-    """Both towers; `config` is a `Spec`. A prompt ends at its highest token, as the files' own code has it."""
+    """Both towers; `config` is a `Spec`. A prompt ends at its highest token, as the files' own code has it.
+
+    The visual tower may be applied with its own parameters alone.
+    """
     config: Spec
 
     def setup(self):
         s, text = self.config, self.config.text
         self.visual = Visual(s)
+        if not self.is_initializing() and not self.has_variable("params", "text_projection"):
+            return
         self.token_embedding = Embedding(text.vocabulary, text.width, std=0.02)
         self.positional_embedding = self.param("positional_embedding", nn.initializers.normal(0.01),
                                                (text.positions, text.width))
@@ -237,6 +242,8 @@ class ResNetCLIP(nn.Module):
 
     def text_features(self, input_ids) -> Float[Array, "prompts features"]:
         ids, most = jnp.asarray(input_ids), self.config.text.positions
+        if not hasattr(self, "text_projection"):
+            raise ValueError("text features need the text tower, but params hold only the visual one.")
         if ids.ndim != 2 or ids.shape[1] > most:
             raise ValueError(f"input_ids have shape {ids.shape}; this model takes (prompts, tokens) of at most "
                              f"{most} tokens.")
