@@ -146,9 +146,8 @@ def _add(total, params, part, real, shared, *, f, reduce):
     grads = per_example(f, params, part, *shared)
     one = REDUCTIONS[reduce][0]
 
-    def add(total, grad):
-        known = jnp.arange(grad.shape[0]).reshape(-1, *[1] * (grad.ndim - 1)) < real
-        return total + jnp.where(known, one(grad.astype(total.dtype)), jnp.zeros((), total.dtype)).sum(0)
+    def add(total, grad):  # one example after the other: XLA's reduction over a first axis is very slow on CPUs
+        return jax.lax.fori_loop(0, real, lambda i, sum_: sum_ + one(grad[i].astype(sum_.dtype)), total)
     return jax.tree.map(add, total, grads)
 
 
