@@ -30,4 +30,4 @@ html_title = "tvjax"
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 templates_path: list[str] = []
-suppress_warnings = ["mystnb.unknown_mime_type"]
+suppress_warnings = ["misc.highlighting_failure"]  # "{…}" in a page's code stands for what the reader fills in

@@ -43,8 +43,8 @@ def words(head, lines) -> str:
 def picture(name: str, body: bytes, caption: str) -> str:
     """A PNG, shown at half its pixels, inside the page."""
     data, (width,) = base64.b64encode(body).decode(), struct.unpack(">I", body[16:20])  # of the PNG's header
-    return (f"<figure><img alt='{html.escape(name)}' width={width // 2} src='data:image/png;base64,{data}'>"
-            f"<figcaption>{html.escape(caption)}</figcaption></figure>")
+    return (f"<figure><div class=wide><img alt='{html.escape(name)}' width={width // 2} "
+            f"src='data:image/png;base64,{data}'></div><figcaption>{html.escape(caption)}</figcaption></figure>")
 
 
 def folded(title: str, content: dict) -> str:
@@ -62,16 +62,17 @@ h2{font-size:1.15rem;margin:2.2rem 0 .6rem;border-bottom:1px solid var(--line);p
 h3{font-size:1rem;margin:1.2rem 0 .4rem;font-weight:600}
 .lead{font-size:1.08rem}.note,figcaption{color:var(--soft);font-size:.86rem}
 .alarm{background:#b00020;color:#fff;font-weight:600;padding:.7rem 1rem;border-radius:4px}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88rem;font-variant-numeric:tabular-nums}
+.wide{overflow-x:auto}table{border-collapse:separate;border-spacing:0;font-size:.88rem;font-variant-numeric:tabular-nums}
 th,td{padding:.28rem .55rem;text-align:right;white-space:nowrap}
 thead th{border-bottom:2px solid var(--soft);font-weight:600}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
-tbody tr{border-bottom:1px solid var(--thin)}tbody th{font-weight:500}
+tbody th,tbody td{border-bottom:1px solid var(--thin)}tbody th{font-weight:500}
 td:nth-child(3){background:var(--tint)}tr.anchor{color:var(--grey)}
 small{display:block;color:var(--grey);font-size:.78rem;line-height:1.1}
 table.plain td,table.plain th{text-align:left;white-space:normal;background:none}
 figure{margin:1.2rem 0}img{max-width:100%;height:auto;background:#fff;border-radius:4px}
 pre{background:var(--tint);padding:.8rem;overflow-x:auto;font-size:.85rem}
 summary{cursor:pointer;margin:.4rem 0}@media print{body{max-width:none;margin:0}figure{break-inside:avoid}}
-@media(max-width:40rem){body{margin:1rem auto;padding:0 .7rem}h1{font-size:1.35rem}}
+@media(max-width:40rem){body{margin:1rem auto;padding:0 .7rem}h1{font-size:1.35rem}img{max-width:none;min-width:33rem}}
+@media(prefers-color-scheme:dark){img{filter:brightness(.87)}}
 """
