@@ -7,7 +7,7 @@
 Protocol: gradients of the pretrained model on 16 labelled training exemplars a task (mean of |∇ℓ| over examples), Ω's
 quantile 0.99 over the whole model, one mask for all tasks; α on validation data for every row. Ablations: entropy in
 place of labels, |mean ∇ℓ|, a region for each pair of tasks, removal by magnitude, scaling by sign, quantiles, numbers
-of exemplars over three draws, knowledge conflicts. Fisher merging, RegMean and RegMean++ are there with 64 unlabelled
+of exemplars over five draws, knowledge conflicts. Fisher merging, RegMean and RegMean++ are there with 64 unlabelled
 inputs a task.
 
 The paper's own settings: CLIP ViT-B/32, B/16, L/14 with the checkpoints of task arithmetic, 8 tasks (Cars, DTD,
@@ -65,7 +65,7 @@ def get_config(arg=""):
             multipliers=(0.5,) if local else (0.5, 1.0, 2.0),
             quantiles=(0.9,) if local else (0.8, 0.95, 0.99, 0.999),
             counts=(2,) if local else (1, 4, 16),
-            draws=2 if local else 3,
+            draws=2 if local else 5,
             conflicts=("base", "region"),
             statistics=group(**{"fisher": 8, "regmean": 8, "regmean++": 8} if local else
                              {"fisher": 64, "regmean": 64, "regmean++": 64}),

@@ -8,6 +8,7 @@ from typing import Any
 
 from tvjax import evaluation
 from tvjax.data import glyphs
+from tvjax.experiment.columns import family
 
 AVERAGE = "average"
 
@@ -24,7 +25,8 @@ def suite_name(tasks, suite: str = "glyphs") -> str:
 
 def common(plan, tasks, seed: int) -> dict[str, Any]:
     """The fields that all rows of a suite and seed share."""
-    return {"suite": suite_name(tasks, plan.suite), "tasks": len(tasks), "seed": seed, "model": plan.model}
+    return {"suite": suite_name(tasks, plan.suite), "tasks": len(tasks), "seed": seed, "model": plan.model,
+            "family": family(plan)}
 
 
 def accuracies(shared: dict, method: str, accuracy: dict, finetuned: dict, **more) -> list[dict]:
@@ -37,7 +39,7 @@ def accuracies(shared: dict, method: str, accuracy: dict, finetuned: dict, **mor
         for metric, values in (("accuracy", by_task), ("normalised accuracy", ratios)):
             for task, value in {**values, AVERAGE: averages[metric]}.items():
                 rows.append({"metric": metric, "value": value, "method": method, "task": task, "split": split,
-                             **shared, **more})
+                             "added": 0, **shared, **more})
     return rows
 
 
