@@ -1,6 +1,7 @@
 """Task-localised sparse fine-tuning (TaLoS, arXiv:2504.02620) on the glyph benchmark, beside LoTA and ablations.
 
     python -m tvjax.run --config=configs/talos.py:8          # three seeds: addition, negation, masks, analyses
+    python -m tvjax.run --config=configs/talos.py:4          # the same on four tasks, under two merges
     python -m tvjax.run --config=configs/talos.py:ablations  # other masks, other tensors; 4 tasks, one seed
     python -m tvjax.run --config=configs/talos.py:sparsity   # 10 … 99 %, chosen by negation; 4 tasks, one seed
     python -m tvjax.run --config=configs/talos.py:8 --config.vectors=runs/glyphs-8   # standard task vectors, if it ran
@@ -17,7 +18,7 @@ MNIST, RESISC45, SUN397, SVHN (AdamW, lr 1e-5, weight decay 0.1, batch 128, abou
 """
 from ml_collections import ConfigDict
 
-ARGUMENTS = ("8", "ablations", "sparsity", "runlocal")
+ARGUMENTS = ("8", "4", "ablations", "sparsity", "runlocal")
 
 
 def get_config(arg="8"):
@@ -25,10 +26,10 @@ def get_config(arg="8"):
         raise ValueError(f"talos takes {', '.join(f':{name}' for name in ARGUMENTS)}; got :{arg}")
     from tvjax.data import glyphs
 
-    local, main = arg == "runlocal", arg == "8"
+    local, main = arg == "runlocal", arg in ("8", "4")
     group = lambda **fields: ConfigDict(fields)
     methods = {
-        "8": (group(name="full"), group(name="talos"), group(name="lota")),
+        **dict.fromkeys(("8", "4"), (group(name="full"), group(name="talos"), group(name="lota"))),
         "ablations": (
             group(name="full"),
             group(name="talos"),
@@ -46,11 +47,10 @@ def get_config(arg="8"):
         "runlocal": (group(name="full"), group(name="talos"), group(name="lota", steps=2)),
     }[arg]
     sparsities = {"sparsity": (0.1, 0.5, 0.7, 0.9, 0.95, 0.99), "runlocal": (0.5,)}.get(arg, ())
-    studies = {"8": ("pruning", "noise", "masks", "localisation", "linear", "cost"),
-               "ablations": ("pruning", "masks", "cost"), "sparsity": (),
-               "runlocal": ("pruning", "noise", "masks", "localisation", "linear", "cost")}[arg]
+    studies = {"ablations": ("pruning", "masks", "cost"), "sparsity": ()}.get(
+        arg, ("pruning", "noise", "masks", "localisation", "linear", "cost"))
     tenths = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(11))
-    count = 8 if main else 2 if local else 4
+    count = {"8": 8, "runlocal": 2}.get(arg, 4)
     return ConfigDict(dict(
         job="talos",
         name=f"talos-{arg}",
@@ -66,7 +66,7 @@ def get_config(arg="8"):
         merges=(
             group(name="task_arithmetic"),
             group(name="ties", density=0.2),
-            group(name="consensus", lam="val", k=2),
+            *((group(name="consensus", lam="val", k=2),) if arg == "8" else ()),
         ) if main else (group(name="task_arithmetic"),),
         scales=tenths,
         select_on="val",
@@ -77,7 +77,7 @@ def get_config(arg="8"):
             methods=methods,          # sparsity=0.9 unless another is given
             negation=group(scales=tenths[::1 if local else 2], threshold=0.95),
             sweep=group(sparsities=sparsities, seeds=(0,)),
-            adamerging=group(methods=("full", "talos") if main or local else (), seeds=(0,), by="tensor",
+            adamerging=group(methods=("full", "talos") if arg in ("8", "runlocal") else (), seeds=(0,), by="tensor",
                              steps=1 if local else 50, batch=8 if local else 16),
             studies=group(names=studies, seeds=(0,), budget=1 << 28),  # bytes of per-example gradients held at once
         ),

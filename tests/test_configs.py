@@ -12,7 +12,7 @@ from tvjax import experiment, merging
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
              "tall": ("", "8", "14", "20", "minilm", "runlocal"),
-             "talos": ("", "8", "ablations", "sparsity", "runlocal"),
+             "talos": ("", "8", "4", "ablations", "sparsity", "runlocal"),
              "tatr": ("", "8", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
              "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
