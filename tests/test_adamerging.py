@@ -98,3 +98,16 @@ def test_slips_get_one_sentence():
         adamerging.adapt(predict, THETA, HELD, {})
     with pytest.raises(ValueError, match="by is one of task, tensor"):
         adamerging.adapt(predict, THETA, HELD, TASKS, by="layer")
+
+
+def test_inputs_are_trees_too():
+    """Token ids beside a mask, as text models take them."""
+    def read(params, head, inputs):
+        ids, mask = inputs["ids"], inputs["mask"].astype(jnp.float32)
+        table = params["fc"]["weight"]
+        mean = (table[ids] * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        return jnp.tanh(mean) @ head
+    tasks = {task: (head[:3], {"ids": RNG.integers(0, 4, (12, 5)), "mask": np.ones((12, 5), np.int32)})
+             for task, (head, _) in TASKS.items()}
+    made = adamerging.adapt(read, THETA, HELD, tasks, steps=2, batch=4)
+    assert np.isfinite(made.losses).all() and set(made.coefficients) == {"fc.weight", "fc.bias"}
