@@ -4,6 +4,8 @@
     python -m tvjax.run --config=configs/talos.py:4          # the same on four tasks, under two merges
     python -m tvjax.run --config=configs/talos.py:ablations  # other masks, other tensors; 4 tasks, one seed
     python -m tvjax.run --config=configs/talos.py:sparsity   # 10 … 99 %, chosen by negation; 4 tasks, one seed
+    python -m tvjax.run --config=configs/talos.py:minilm     # sentences under MiniLM, as configs/minilm.py:quick
+    python -m tvjax.run --config=configs/talos.py:vision     # digits nobody made for us, as configs/vision.py
     python -m tvjax.run --config=configs/talos.py:8 --config.vectors=runs/glyphs-8   # standard task vectors, if it ran
     python -m tvjax.run --config=configs/talos.py:runlocal
 
@@ -16,9 +18,13 @@ The paper's own settings, for machines with its checkpoints: CLIP ViT-B/32, B/16
 MNIST, RESISC45, SUN397, SVHN (AdamW, lr 1e-5, weight decay 0.1, batch 128, about 2000 steps); T5-small, -base and
 -large on QASC, WikiQA, QuaRTz, PAWS, StoryCloze, Winogrande, WSC (lr 1e-4, no decay, batch 1024, 75,000 steps).
 """
+import pathlib
+import runpy
+
 from ml_collections import ConfigDict
 
-ARGUMENTS = ("8", "4", "ablations", "sparsity", "runlocal")
+ARGUMENTS = ("8", "4", "ablations", "sparsity", "minilm", "vision", "runlocal")
+SUITES = {"minilm": ("minilm.py", "quick"), "vision": ("vision.py", "")}  # whose model, data and recipe are taken
 
 
 def get_config(arg="8"):
@@ -26,10 +32,9 @@ def get_config(arg="8"):
         raise ValueError(f"talos takes {', '.join(f':{name}' for name in ARGUMENTS)}; got :{arg}")
     from tvjax.data import glyphs
 
-    local, main = arg == "runlocal", arg in ("8", "4")
+    local, main = arg == "runlocal", arg not in ("ablations", "sparsity", "runlocal")
     group = lambda **fields: ConfigDict(fields)
     methods = {
-        **dict.fromkeys(("8", "4"), (group(name="full"), group(name="talos"), group(name="lota"))),
         "ablations": (
             group(name="full"),
             group(name="talos"),
@@ -45,13 +50,13 @@ def get_config(arg="8"):
         ),
         "sparsity": (group(name="full"), group(name="talos")),
         "runlocal": (group(name="full"), group(name="talos"), group(name="lota", steps=2)),
-    }[arg]
+    }.get(arg, (group(name="full"), group(name="talos"), group(name="lota")))
     sparsities = {"sparsity": (0.1, 0.5, 0.7, 0.9, 0.95, 0.99), "runlocal": (0.5,)}.get(arg, ())
     studies = {"ablations": ("pruning", "masks", "cost"), "sparsity": ()}.get(
         arg, ("pruning", "noise", "masks", "localisation", "linear", "cost"))
     tenths = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(11))
     count = {"8": 8, "runlocal": 2}.get(arg, 4)
-    return ConfigDict(dict(
+    config = ConfigDict(dict(
         job="talos",
         name=f"talos-{arg}",
         model="glyphs",
@@ -82,3 +87,14 @@ def get_config(arg="8"):
             studies=group(names=studies, seeds=(0,), budget=1 << 28),  # bytes of per-example gradients held at once
         ),
     ))
+    return on_suite(config, *SUITES[arg]) if arg in SUITES else config
+
+
+def on_suite(config, file, arg):
+    """The study with the model, tasks, data and recipe of another config."""
+    theirs = runpy.run_path(str(pathlib.Path(__file__).with_name(file)))["get_config"](arg)
+    for name in ("model", "suite", "sources", "tasks", "control", "counts", "seeds", "examples", "finetune", "batch",
+                 "data"):
+        if name in theirs:
+            config[name] = theirs[name]
+    return config

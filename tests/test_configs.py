@@ -12,8 +12,8 @@ from tvjax import experiment, merging
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
              "tall": ("", "8", "14", "20", "minilm", "runlocal"),
-             "talos": ("", "8", "4", "ablations", "sparsity", "runlocal"),
-             "tatr": ("", "8", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
+             "talos": ("", "8", "4", "ablations", "sparsity", "minilm", "vision", "runlocal"),
+             "tatr": ("", "8", "minilm", "vision", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
              "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
              "llora": ("", "8", "protocol", "runlocal"), "tangent": ("", "8", "runlocal"),
