@@ -86,8 +86,10 @@ def studies(local, tasks, *, small):
             penalties=(1,), fractions=(1.0,) if local else (0.2, 1.0),
             geometry=("standard", "linearised") if local else ("standard",),
         ),
-        negation=group(course=course(10, 64, 1e-2), grid=grid, schemes=(group(by="task"), group(by="tensor")),
-                       targets=pick(tasks, tasks[:3], tasks)),
+        negation=group(
+            course=course(10, 64, 1e-2), grid=grid, targets=pick(tasks, tasks[:3], tasks),
+            schemes=(group(by="tensor"),) if small else (group(by="task"), group(by="tensor")),
+        ),
         fewshot=group(
             course=few, joint=few, targets=targets, shots=(1,) if local else (1, 4, 16), draws=draws, augment="crop",
             schemes=(group(by="tensor"),), domains=("plain",),
@@ -96,8 +98,9 @@ def studies(local, tasks, *, small):
                            shots=shots, augment="crop"),
         tta=group(
             course=course(5, 64, 1e-2, decay="cosine"), targets=targets[:2], draws=draws, augment="crop",
-            objectives=("contrast", "entropy", "ufm"), images=40 if local else 400,
-            exponents=pick((0.5, 1.0, 2.0), (0.5, 2.0), (0.5,)), share=0.5, margin=0.4,
+            objectives=pick(("contrast", "entropy", "ufm"), ("entropy", "ufm"), ("contrast", "entropy", "ufm")),
+            images=40 if local else 400,
+            exponents=pick((0.5, 1.0, 2.0), (0.5,), (0.5,)), share=0.5, margin=0.4,
         ),
         peft=group(
             course=course(10, 64, 3e-2, decay="cosine"), tuning=group(**tuning), lora=group(**{**tuning, "lr": 3e-3}),
@@ -106,7 +109,7 @@ def studies(local, tasks, *, small):
         ),
         selection=group(
             course=few, targets=targets[:2], shots=shots, draws=draws, augment="crop",
-            budgets=pick((1, 2, 5), (1, 3), (1,)),
+            budgets=pick((1, 2, 5), (1,), (1,)),
             methods=("random", "features", "whole gradient", "block gradient"),
         ),
         basis=group(course=few, targets=targets[:1], shots=shots, draws=draws, counts=pick((2, 8, 19), (2, 7), (1,)),

@@ -80,9 +80,10 @@ def _said(cell) -> str:
 
 
 def fractions(rows) -> Section:
+    heads = [f"{100 * share:g} %" for share in _names(rows, "share")]
     return Section("Addition with less data", "Shares of the validation splits, on which both learn.", {
-        "Average test accuracy (%)": _table(rows, columns="share", metric="accuracy", task=AVERAGE),
-        "Accuracy on the control (%)": _table(rows, columns="share", metric="control")},
+        "Average test accuracy (%)": _table(rows, columns="share", heads=heads, metric="accuracy", task=AVERAGE),
+        "Accuracy on the control (%)": _table(rows, columns="share", heads=heads, metric="control")},
         {"Accuracy over the share of data": figures.lines(_curves(rows, x="share", metric="accuracy", task=AVERAGE),
                                                           x="share of the validation data", y="accuracy (%)")})
 
