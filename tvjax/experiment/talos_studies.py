@@ -7,6 +7,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tvjax import calibration, evaluation, merging, training, tree
@@ -149,8 +150,8 @@ def _held(bench: Bench, task: str, mask, mine, wrap) -> int:
     if wrap is not None:
         loss = _loss_of(bench.about.encode, wrap, mine.label_smoothing)
     batch = next(iter(feed(start=0)))
-    f = lambda part, batch: loss(tree.union(part, still), batch, None, frozen)
-    return training.held_bytes(f, trained, batch)
+    f = lambda part, still, batch: loss(tree.union(part, still), batch, None, frozen)
+    return training.held_bytes(f, trained, jax.tree.map(jnp.asarray, still), batch)
 
 
 @functools.cache
