@@ -84,7 +84,9 @@ def studies(local, tasks, *, small):
             course=course(15, 128, 1e-2), grid=grid, tuning=group(**tuning),
             schemes=(group(by="task"), group(by="tensor"), group(by="tensor", blocks="weights")),
             penalties=(1,), fractions=(1.0,) if local else (0.2, 1.0),
-            geometry=("standard", "linearised") if local else ("standard",),
+            geometry=("standard",),   # and "linearised", on vectors fine-tuned in the tangent space by `linear`
+            linear=group(**dict(tuning, steps=4 if local else 100, batch=8 if local else 32, lr=6e-4,
+                                warmup=1 if local else 10)),
         ),
         negation=group(
             course=course(10, 64, 1e-2), grid=grid, targets=pick(tasks, tasks[:3], tasks),

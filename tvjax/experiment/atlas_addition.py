@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from tvjax import evaluation, learning, training
-from tvjax.experiment import rows
+from tvjax.experiment import rows, study, way_tuning
+from tvjax.experiment import ways as experiment_ways
 from tvjax.experiment.atlas_bench import named, of_pool, once, plain, row, told
+from tvjax.experiment.partial_plan import WayPlan
 from tvjax.experiment.study import SPLITS, Bench
 from tvjax.learning import Scheme, arithmetic, heads, statistics, ways
 
@@ -22,12 +24,18 @@ PART = "addition"
 def addition(bench: Bench, taus, anchors, folder) -> list[dict]:
     """Rows of task addition on all tasks."""
     own, tasks = bench.todo.of[PART], list(taus)
-    held = learning.pool(list(taus.values()), bench.about.theta0, store=bench.todo.store)
     found = [*_anchors(bench, tasks, anchors)]
     for geometry in own["geometry"]:
-        found += _searched(bench, taus, anchors, geometry)
+        mine, whole = taus, anchors
+        if geometry == "linearised":
+            mine = linear_vectors(bench, folder)
+            whole = {**anchors, "fine-tuned": _linear_anchor(bench, mine)}
+            found += judged(bench, "fine-tuned, linearised", whole["fine-tuned"], whole)
+        held = learning.pool(list(mine.values()), bench.about.theta0, store=bench.todo.store)
+        found += _searched(bench, mine, whole, geometry)
         for scheme in own["schemes"]:
-            found += _learned(bench, tasks, held, scheme, anchors, folder, geometry=geometry)
+            found += _learned(bench, tasks, held, scheme, whole, folder, geometry=geometry)
+    held = learning.pool(list(taus.values()), bench.about.theta0, store=bench.todo.store)
     for p in own["penalties"]:
         found += _learned(bench, tasks, held, Scheme(), anchors, folder, p=int(p))
     return found + _fractions(bench, tasks, held, anchors, folder)
@@ -38,6 +46,24 @@ def _anchors(bench, tasks, anchors):
         yield from judged(bench, method, accuracy, anchors)
         if bench.about.control and method == "zero-shot":
             yield from _control(bench, method, bench.about.theta0, bench.about.predict)
+
+
+def linear_vectors(bench: Bench, folder) -> dict[str, Any]:
+    """{task: τ} of fine-tuning in the tangent space; those of a run of the job "tangent" are taken over."""
+    plan = WayPlan("linearised", "tangent", "", None, 42, "none", bench.todo.of[PART]["linear"])
+    how, found = experiment_ways.build(plan, bench.about, bench.seed), {}
+    for task in bench.usual.tasks:
+        mine, other = (way_tuning.place(where, how, task, bench.seed) for where in (folder, bench.todo.vectors or folder))
+        study.take_over(mine, other)
+        found[task] = way_tuning.tune(bench, how, task, folder, progress=False).tau
+    return found
+
+
+def _linear_anchor(bench: Bench, taus) -> dict[str, dict[str, float]]:
+    """Accuracies of the linearised models fine-tuned one by one, which normalise the linearised rows."""
+    predict, place = _geometry(bench.about, "linearised")
+    one = lambda task, split: _accuracy(bench, predict, place(bench.about.theta0, taus[task]), [task])[split][task]
+    return {split: {task: one(task, split) for task in taus} for split in SPLITS}
 
 
 def judged(bench: Bench, method: str, accuracy, anchors, **more) -> list[dict]:

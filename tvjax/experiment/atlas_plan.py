@@ -15,7 +15,7 @@ from tvjax.learning.pool import STORES
 from tvjax.learning.views import KINDS
 
 FIELDS = {
-    "addition": ("course", "schemes", "penalties", "fractions", "grid", "tuning", "geometry"),
+    "addition": ("course", "schemes", "penalties", "fractions", "grid", "tuning", "geometry", "linear"),
     "negation": ("course", "schemes", "grid", "targets"),
     "fewshot": ("course", "joint", "targets", "shots", "draws", "augment", "schemes", "domains"),
     "contribution": ("course", "targets", "shots", "augment"),
@@ -138,7 +138,7 @@ def _among(known):
 
 
 CHECKS = {
-    "course": _course, "joint": _course, "tuning": _recipe, "lora": _recipe, "schemes": _schemes, "targets": _targets,
+    "course": _course, "joint": _course, "tuning": _recipe, "lora": _recipe, "linear": _recipe, "schemes": _schemes, "targets": _targets,
     "shots": _counts, "draws": _one, "images": _one, "budgets": _counts, "counts": _counts, "ranks": _counts,
     "parts": _counts, "fractions": _shares, "augment": _among(KINDS), "objectives": _among(OBJECTIVES),
     "methods": _among(METHODS), "geometry": _among(GEOMETRIES), "domains": lambda where, value, usual: tuple(value),

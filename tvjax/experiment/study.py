@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tvjax import evaluation, vectors
 from tvjax.experiment import finetune, merges, planning, rows, workdir
+from tvjax.experiment import progress as told
 from tvjax.experiment.loading import Problem, problem
 from tvjax.experiment.planning import Plan
 
@@ -56,7 +57,7 @@ def run(config: Any, usual: Plan, folder, seed_rows: Callable[[Problem, int, Cal
     with evaluation.meter() as cost:
         about = problem(usual)
         workdir.write_text(folder / "config.json", json.dumps(plain, indent=2) + "\n")
-        found = [row for seed in usual.seeds for row in seed_rows(about, seed, timed)]
+        found = [row for seed in told.counted(usual.seeds, timed, "seeds") for row in seed_rows(about, seed, timed)]
         found += shared_rows(about, found) if shared_rows else []
     found += cost_rows(usual, cost)
     workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
@@ -79,16 +80,21 @@ def task_vectors(bench: Bench, folder, *, theirs: str = "", progress: bool | Non
 def vector(bench: Bench, task: str, folder, *, theirs: str = "", progress: bool | None = None):
     """τ of one task: reused, taken over, or fine-tuned now."""
     mine, other = (finetune.vector_path(place, task, bench.seed) for place in (folder, theirs or folder))
-    if not mine.exists() and other.exists() and other.with_suffix(".json").exists():
-        mine.parent.mkdir(parents=True, exist_ok=True)
-        for suffix in (".json", ".safetensors"):
-            _link(other.with_suffix(suffix), mine.with_suffix(suffix))
+    take_over(mine, other)
     one = finetune.finetune(bench.about, bench.usual, task, seed=bench.seed, workdir=folder, progress=progress)
     if one.note:
         bench.say(f"warning: {one.note}")
     how = "reused" if one.reused else f"fine-tuned in {one.seconds:.0f} s"
     bench.say(f"{task}, seed {bench.seed}: task vector {how}")
     return one.tau
+
+
+def take_over(mine: pathlib.Path, other: pathlib.Path) -> None:
+    """The task vector `other` with what stands beside it as `mine`, where there is none yet."""
+    if not mine.exists() and other.exists() and other.with_suffix(".json").exists():
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        for suffix in (".json", ".safetensors"):
+            _link(other.with_suffix(suffix), mine.with_suffix(suffix))
 
 
 def _link(source: pathlib.Path, target: pathlib.Path) -> None:
