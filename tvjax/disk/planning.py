@@ -45,8 +45,12 @@ def plan(operator: Operator, source: Deltas, matched: Matched, files: Sequence[S
 
 
 def passes(operator: Operator) -> int:
-    """How often the inputs are read: once for each declared statistic, twice for a k-th largest, once to merge."""
-    return 1 + sum(2 if isinstance(stat, Kth) else 1 for stage in operator.stages for stat in stage.stats)
+    """How often the inputs are read: once for each declared statistic, twice for a k-th largest, once to merge.
+
+    A statistic that waits until entries need it, which may be never, is not counted.
+    """
+    cost = lambda stat: 2 if isinstance(stat, Kth) else 0 if getattr(stat, "needed", None) else 1
+    return 1 + sum(cost(stat) for stage in operator.stages for stat in stage.stats)
 
 
 def memory(operator: Operator, source: Deltas) -> int:
@@ -56,7 +60,8 @@ def memory(operator: Operator, source: Deltas) -> int:
     whole = [size(leaf) for leaf in leaves.values() if not chunked(operator, leaf)]
     wide = max((dtype.itemsize for dtype in source.dtypes.values()), default=4)
     bound = PIECES * (tasks + 3) * streamed.SIZES[-1] * wide
-    bound += 3 * (tasks + 3) * max(whole, default=0)  # decompositions hold what they read, and as much again twice
+    at_once = max(whole, default=0) + min(sum(whole), streamed.WHOLE * wide)
+    bound += 3 * (tasks + 3) * at_once  # decompositions hold what they read, and as much again twice
     if any(stage.stats for stage in operator.stages[1:]):
         bound += tasks * sum(whole)  # leaves taken half of the way are kept
     if any(isinstance(stat, Kth) for stage in operator.stages for stat in stage.stats):

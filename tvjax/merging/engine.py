@@ -54,7 +54,7 @@ def _dispatch(operator, given: Any, source, tasks, data):
     plan.check_low_rank(operator, {name: x.shape[-2:] for name, x in first.items() if is_low_rank(x)})
     data = check_data(operator, data, list(first))
     if abstract([operator, given, data]):
-        return traced.run(operator, given, hashes, data)
+        return traced.run(operator, dict(given), hashes, data)
     if not on_host(given):
         return _program()(*jax.tree.map(_automatic, (operator, given, hashes, data)))
     return dict(streamed.run(operator, source(given), hashes, data))
