@@ -53,8 +53,8 @@ def linear_vectors(bench: Bench, folder) -> dict[str, Any]:
     plan = WayPlan("linearised", "tangent", "", None, 42, "none", bench.todo.of[PART]["linear"])
     how, found = experiment_ways.build(plan, bench.about, bench.seed), {}
     for task in bench.usual.tasks:
-        mine, other = (way_tuning.place(where, how, task, bench.seed) for where in (folder, bench.todo.vectors or folder))
-        study.take_over(mine, other)
+        mine = way_tuning.place(folder, how, task, bench.seed)
+        study.take_over(mine, way_tuning.place(bench.todo.vectors or folder, how, task, bench.seed))
         found[task] = way_tuning.tune(bench, how, task, folder, progress=False).tau
     return found
 

@@ -138,8 +138,9 @@ def _among(known):
 
 
 CHECKS = {
-    "course": _course, "joint": _course, "tuning": _recipe, "lora": _recipe, "linear": _recipe, "schemes": _schemes, "targets": _targets,
-    "shots": _counts, "draws": _one, "images": _one, "budgets": _counts, "counts": _counts, "ranks": _counts,
-    "parts": _counts, "fractions": _shares, "augment": _among(KINDS), "objectives": _among(OBJECTIVES),
-    "methods": _among(METHODS), "geometry": _among(GEOMETRIES), "domains": lambda where, value, usual: tuple(value),
+    **dict.fromkeys(("course", "joint"), _course), **dict.fromkeys(("tuning", "lora", "linear"), _recipe),
+    **dict.fromkeys(("draws", "images"), _one),
+    **dict.fromkeys(("shots", "budgets", "counts", "ranks", "parts"), _counts),
+    "schemes": _schemes, "targets": _targets, "fractions": _shares, "augment": _among(KINDS),
+    "objectives": _among(OBJECTIVES), "methods": _among(METHODS), "geometry": _among(GEOMETRIES),
 }
