@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tvjax import evaluation, learning, training
 from tvjax.experiment import rows, study, way_tuning
 from tvjax.experiment import ways as experiment_ways
-from tvjax.experiment.atlas_bench import named, of_pool, once, plain, row, told
+from tvjax.experiment.atlas_bench import named, of_pool, once, plain, row, saw, told
 from tvjax.experiment.partial_plan import WayPlan
 from tvjax.experiment.study import SPLITS, Bench
 from tvjax.learning import Scheme, arithmetic, heads, statistics, ways
@@ -73,7 +73,7 @@ def judged(bench: Bench, method: str, accuracy, anchors, **more) -> list[dict]:
     bench.say(f"{method}, seed {bench.seed}: test {100 * evaluation.absolute(test):.1f} % "
               f"({100 * evaluation.normalised(test, finetuned['test']):.1f} % normalised)")
     shared = bench.common(bench.usual.tasks)
-    return rows.accuracies(shared, method, accuracy, finetuned, part=PART, **more)
+    return rows.accuracies(shared, method, accuracy, finetuned, part=PART, **saw(PART, method), **more)
 
 
 def label(name: str, geometry: str) -> str:
@@ -109,7 +109,7 @@ def _learned(bench: Bench, tasks, held, scheme: Scheme, anchors, folder, *, geom
     method = label(named(scheme) + (f", L{p}" if p else ""), geometry)
     found = judged(bench, method, _accuracy(bench, way.predict, point, tasks), anchors, epoch=made["epoch"],
                    numbers=learning.count(way.start))
-    base = dict(part=PART, **bench.common(bench.usual.tasks))
+    base = dict(part=PART, **saw(PART, method), **bench.common(bench.usual.tasks))
     found += [{"metric": "trace", "value": value, "method": method, "task": rows.AVERAGE, "split": "val",
                "epoch": epoch, **base} for epoch, value in enumerate(made["trace"])]
     found.append(row(bench, PART, method, rows.AVERAGE, made["seconds"], metric="seconds", split="none"))

@@ -18,6 +18,13 @@ from tvjax.learning.course import Learned
 from tvjax.learning.ways import Way
 
 
+VALIDATION = ("labelled", "labelled validation examples of all tasks")
+SHOTS = ("labelled", "labelled training examples of the target")
+SEEN = {"addition": VALIDATION, "fractions": VALIDATION, "tta": ("test", "unlabelled inputs of the test split"),
+        "negation": ("labelled", "labelled validation examples of the target and of the control"),
+        **dict.fromkeys(("fewshot", "domains", "contribution", "peft", "selection", "basis", "gradient-free"), SHOTS)}
+
+
 def way(bench: Bench, taus, scheme: Scheme, *, geometry: str = "standard") -> Way:
     """Coefficients on these task vectors, in the usual or the linearised geometry."""
     held = learning.pool(list(taus), bench.about.theta0, store=bench.todo.store)
@@ -82,4 +89,15 @@ def row(bench: Bench, part: str, method: str, task: str, value: float, *, metric
         **more) -> dict:
     """One row of a study."""
     return {"metric": metric, "value": float(value), "method": method, "task": task, "split": split, "part": part,
-            **rows.common(bench.usual, bench.usual.tasks, bench.seed), **more}
+            **saw(part, method), "added": 0, **rows.common(bench.usual, bench.usual.tasks, bench.seed), **more}
+
+
+def saw(part: str, method: str) -> dict[str, str]:
+    """What a method saw besides task vectors: kind of data, and in words. The chosen α is every row's right.
+
+    >>> saw("tta", "aTLAS")["data"], saw("addition", "searched α")["data"]
+    ('test', 'none')
+    """
+    if method.startswith(("zero-shot", "fine-tuned", "searched")):
+        return {"data": "none", "seen": "nothing"}
+    return dict(zip(("data", "seen"), SEEN[part], strict=True))
