@@ -20,7 +20,7 @@ ORDER = (
     {"results", "data", "trackers"},
     {"calibration"},
     {"adapters", "models", "disk", "compression"},
-    {"checkpoints"},
+    {"checkpoints", "counterparts"},
     {"state", "merging", "tangent"},
     {"vectors"},
     {"tree"},
@@ -29,7 +29,7 @@ ALLOWED = {("compression", "disk"), ("adapters", "disk")}  # beside the order: b
 LEAST = {  # stricter than the order: all that a part may import of tvjax
     "merging": {"vectors", "tree"},
     "data": set(),
-    "models": {"checkpoints", "tree"},  # files alone; networks import models.layers
+    "models": {"checkpoints", "counterparts", "tree"},  # files alone; networks import models.layers
     "tree": set(),
     "vectors": {"tree"},
 }

@@ -2,7 +2,7 @@
 import importlib
 import os
 
-from tvjax.models import files
+from tvjax.models import files, folders
 
 
 def from_pretrained(path_or_hub_id: str | os.PathLike, *, revision: str | None = None) -> files.Pretrained:
@@ -10,10 +10,11 @@ def from_pretrained(path_or_hub_id: str | os.PathLike, *, revision: str | None =
 
     Errors: a ValueError where there is no such model, or none of these families, besides those of its family.
     """
-    kind = files.model_type(files.find(path_or_hub_id, revision))
-    if kind not in files.READ_BY:
+    kind = folders.model_type(folders.find(path_or_hub_id, revision))
+    if kind not in folders.READ_BY:
         from tvjax import tree
 
-        raise ValueError(f"{path_or_hub_id} says model_type {kind!r}; {tree.did_you_mean(str(kind), [*files.READ_BY])}")
-    family = importlib.import_module(f"tvjax.models.{files.READ_BY[kind]}")
+        near = tree.did_you_mean(str(kind), [*folders.READ_BY])
+        raise ValueError(f"{path_or_hub_id} says model_type {kind!r}; {near}")
+    family = importlib.import_module(f"tvjax.models.{folders.READ_BY[kind]}")
     return family.from_pretrained(path_or_hub_id, revision=revision)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from tvjax.models import files
+from tvjax.models import files, folders, open_clip
 from tvjax.models.clip_network import CLIP, Spec, TextSpec, VisionSpec, spec
 from tvjax.models.files import Pretrained, save_pretrained
 
@@ -102,12 +102,21 @@ def _adopt(weights: dict[str, Any], config: Any) -> tuple[dict[str, Any], dict[s
 FAMILY = files.Family("CLIP", {"clip": "CLIPConfig", "clip_vision_model": "CLIPVisionConfig"},
                       lambda config, names: CLIP(config), init, _adopt, TOWERS, tokenizer="CLIPTokenizer",
                       processor="CLIPImageProcessorPil")
+OPEN_CLIP = FAMILY._replace(adopt=open_clip.adopt, processor=open_clip.processor, read_config=open_clip.read_config,
+                            weights="open_clip_model.safetensors", pickle="open_clip_pytorch_model.bin",
+                            config_file=folders.OPEN_CLIP)
 
 
 def from_pretrained(path_or_hub_id: str | os.PathLike, *, revision: str | None = None) -> Pretrained:
     """The CLIP in a folder, or of that name on the hub (from the local cache where HF_HUB_OFFLINE=1).
 
-    Folders of a vision tower alone (CLIPVisionModel, with or without projection) give params with only that part.
-    Leaves keep the file's dtype. Errors: a ValueError that says what is missing, strange or of the wrong shape.
+    Folders of a vision tower alone (CLIPVisionModel, with or without projection) give params with only that part;
+    folders of open_clip's vision transformers give params under Hugging Face names, and are saved as transformers
+    keeps them. Leaves keep the file's dtype. Errors: a ValueError that says what is missing, strange or of the wrong
+    shape.
     """
-    return files.from_pretrained(path_or_hub_id, FAMILY, revision=revision)
+    folder = folders.find(path_or_hub_id, revision, FAMILY)
+    if not folders.only_open_clip(folder):
+        return files.from_pretrained(folder, FAMILY)
+    found = files.from_pretrained(path_or_hub_id, OPEN_CLIP, revision=revision)
+    return found._replace(family=FAMILY)

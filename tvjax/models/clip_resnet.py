@@ -15,17 +15,15 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from tvjax.models import files
+from tvjax.models import files, folders, open_clip
 from tvjax.models.clip_resnet_network import STATISTICS, ResNetCLIP, Spec, TextSpec
 from tvjax.models.files import Pretrained, save_pretrained
-from tvjax.models.layers import ACTIVATIONS
 
 __all__ = ["POLICIES", "Pretrained", "ResNetCLIP", "Spec", "TextSpec", "average_statistics", "from_pretrained",
            "image_features", "init", "join", "logits", "merged_statistics", "moved", "recompute_statistics",
@@ -34,8 +32,6 @@ __all__ = ["POLICIES", "Pretrained", "ResNetCLIP", "Spec", "TextSpec", "average_
 
 Params = dict[str, Any]
 RUNNING = ("running_mean", "running_var")
-CONFIG = "open_clip_config.json"
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 POLICIES = ("base", "average", "recompute")
 
 
@@ -188,33 +184,12 @@ def spec(config: Mapping[str, Any]) -> Spec:
     vision, text = about["vision_cfg"], about["text_cfg"]
     if not isinstance(vision.get("layers"), Sequence) or len(vision["layers"]) != 4:
         raise ValueError(f"vision_cfg.layers is {vision.get('layers')!r}; a residual network has four stages, and a "
-                         "vision transformer is read by tvjax.models.clip from a folder of transformers.")
+                         "vision transformer is read by tvjax.models.clip.")
     words = TextSpec(text["width"], text["heads"], text["layers"], text.get("context_length", 77),
                      text.get("vocab_size", 49408))
     activation = "quick_gelu" if about.get("quick_gelu", False) else "gelu"
-    assert activation in ACTIVATIONS
     return Spec(about["embed_dim"], tuple(vision["layers"]), vision.get("width", 64), vision.get("image_size", 224),
                 vision.get("head_width", 64), words, activation)
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        return {**about, "model_cfg": about["model_cfg"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        kind = files.model_type(folder) if (folder / "config.json").exists() else None
-        raise ValueError(f"{folder} holds no readable {CONFIG}, so it is not a folder of open_clip"
-                         f"{files.other_module(kind)}.") from error
-
-
-def _processor(folder: Path) -> Any:
-    import transformers
-
-    about = _read_config(folder)
-    side, looks = about["model_cfg"]["vision_cfg"].get("image_size", 224), about.get("preprocess_cfg", {})
-    return transformers.CLIPImageProcessorPil(
-        size={"shortest_edge": side}, crop_size={"height": side, "width": side},
-        image_mean=list(looks.get("mean", MEAN)), image_std=list(looks.get("std", STD)))
 
 
 def _adopt(weights: files.Flat, config: Any) -> tuple[files.Flat, files.Flat]:
@@ -224,11 +199,11 @@ def _adopt(weights: files.Flat, config: Any) -> tuple[files.Flat, files.Flat]:
 
 
 FAMILY = files.Family(
-    "CLIP with a residual network", {"open_clip": ""}, lambda config, names: ResNetCLIP(spec(config)),
+    "CLIP with a residual network", {"open_clip_resnet": ""}, lambda config, names: ResNetCLIP(spec(config)),
     lambda model, key: init(model, key)[0], _adopt, constants=r"^(input_resolution|context_length|vocab_size)$",
-    tokenizer="CLIPTokenizer", processor=_processor, read_config=_read_config,
+    tokenizer="CLIPTokenizer", processor=open_clip.processor, read_config=folders.open_clip_config,
     config_text=lambda config, params: json.dumps(config, indent=4) + "\n", weights="open_clip_model.safetensors",
-    pickle="open_clip_pytorch_model.bin", config_file=CONFIG)
+    pickle="open_clip_pytorch_model.bin", config_file=folders.OPEN_CLIP)
 
 
 def from_pretrained(path_or_hub_id: str | os.PathLike, *, revision: str | None = None) -> Pretrained:

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "merges.txt", "spiece.model",
-                   "special_tokens_map.json", "added_tokens.json")
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-READ_BY = {"clip": "clip", "clip_vision_model": "clip", "t5": "t5", "gpt2": "gpt2", "roberta": "roberta",
-           "bert": "bert", "open_clip": "clip_resnet"}  # model_type: module of this package
+from tvjax.models.folders import PROCESSOR_FILES, TOKENIZER_FILES, find, model_type, other_module
 
 Config = Any  # of transformers, or a dict where it knows none
 Flat = dict[str, Any]
@@ -110,55 +106,6 @@ def from_pretrained(path_or_hub_id: str | os.PathLike, family: Family, *, revisi
                       buffers, folder, family)
 
 
-def find(given: str | os.PathLike, revision: str | None, family: Family | None = None) -> Path:
-    """The folder of that path, or the one to which the hub's model was downloaded (its configuration alone where the
-    family isn't known yet).
-    """
-    path = Path(given).expanduser()
-    if path.is_dir():
-        return path
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(given)) or str(given).startswith("."):
-        raise ValueError(f"There is no folder {path}{_near(path)}.")
-    try:
-        return _download(str(given), revision, family)
-    except Exception as error:  # httpx, the hub and the file system each raise kinds of their own
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
-        raise ValueError(f"{str(given)!r} is no folder here{_near(path)}, and the hub gave no such model: "
-                         f"{reason}.") from error
-
-
-def _download(name: str, revision: str | None, family: Family | None) -> Path:
-    import huggingface_hub
-
-    fetch = lambda patterns: Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
-    if family is None:
-        return fetch(["config.json", "open_clip_config.json"])
-    shards = f"{family.weights.removesuffix('.safetensors')}*.safetensors"
-    patterns = [shards, f"{family.weights}.index.json", family.config_file, *TOKENIZER_FILES, *PROCESSOR_FILES,
-                *family.extras]
-    folder = fetch(patterns)
-    return folder if any(folder.glob(shards)) else fetch([*patterns, family.pickle])
-
-
-def _near(path: Path) -> str:
-    from tvjax import tree
-
-    if not path.parent.is_dir():
-        return f" (nor a folder {path.parent})"
-    folders = sorted(p.name for p in path.parent.iterdir() if p.is_dir() and not p.name.startswith("."))
-    return f" ({tree.did_you_mean(path.name, folders[:20])})" if folders else f" ({path.parent} holds no folder)"
-
-
-def model_type(folder: Path) -> str | None:
-    """What a folder's configuration calls its kind of model; ValueError where there is none to be read."""
-    if (folder / "open_clip_config.json").exists() and not (folder / "config.json").exists():
-        return "open_clip"
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(f"{folder} holds no readable config.json, so it is not a model folder.") from error
-
-
 def _config(family: Family) -> Callable[[Path], Config]:
     def read(folder: Path) -> Config:
         import transformers
@@ -169,11 +116,6 @@ def _config(family: Family) -> Callable[[Path], Config]:
                              f"{' and '.join(family.kinds)}{other_module(kind)}.")
         return getattr(transformers, family.kinds[kind]).from_pretrained(folder)
     return read
-
-
-def other_module(kind: str | None) -> str:
-    """Where else a model of this kind is read, as the end of a sentence."""
-    return f", tvjax.models.{READ_BY[kind]} reads {kind}" if kind in READ_BY else ""
 
 
 def _weights(folder: Path, family: Family, config: Config) -> tuple[Flat, Flat]:
