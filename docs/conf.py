@@ -1,4 +1,4 @@
-"""The site: `sphinx-build -W docs docs/_build` (pip install '.[docs]'). Needs no network; a warning is an error.
+"""The site: `sphinx-build -W docs docs/_build/html` (pip install '.[docs]'). Needs no network; a warning is an error.
 
 Pages of operators are files (`python -m tvjax.merging.pages docs/operators`); those of configs, modules and notebooks
 are made when the site is built, by `generate.py`, into docs/generated, which git ignores. Notebooks are shown without
@@ -20,7 +20,7 @@ author = "the tvjax authors"
 copyright = "the tvjax authors, Apache-2.0"
 extensions = ["myst_nb"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "jupyter_execute"]
 nb_execution_mode = "force" if os.environ.get("TVJAX_EXECUTE") else "off"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

@@ -1,9 +1,9 @@
 """The pages that are made from the code: every config, every public module, every notebook, as Markdown for MyST."""
 import ast
 import inspect
+import os
 import pathlib
 import re
-import shutil
 
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = (
@@ -15,13 +15,18 @@ PROMPT = ">>> "
 
 
 def write(folder: pathlib.Path) -> None:
-    """Makes `folder` anew: configs/, api/, tutorials/, each with its index."""
-    shutil.rmtree(folder, ignore_errors=True)  # holds nothing that is not made here
+    """Brings `folder` up to date: configs/, api/, tutorials/. Pages that have not changed are left alone."""
     pages = {**configs(), **api(), **tutorials()}
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        if path.relative_to(folder).as_posix() not in pages:
+            path.unlink()  # made here once, from what is no more
     for name, text in pages.items():
         path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, path)
 
 
 # ---------------------------------------------------------------- configs

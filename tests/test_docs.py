@@ -59,8 +59,9 @@ def test_docstrings_become_markdown(generate):
 def test_the_site_builds(tmp_path):
     for package in ("sphinx", "myst_nb", "furo"):
         pytest.importorskip(package, reason=f"the site needs {package}: pip install '.[docs]'", exc_type=ImportError)
+    site = tmp_path / "build" / "html"
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", DOCS, tmp_path / "site"],
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", DOCS, site],
         capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Task vectors in JAX" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "Task vectors in JAX" in (site / "index.html").read_text(encoding="utf-8")

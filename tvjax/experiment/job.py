@@ -13,6 +13,7 @@ import numpy as np
 
 from tvjax import evaluation, results, vectors
 from tvjax.experiment import merges, rows, workdir
+from tvjax.experiment import progress as told
 from tvjax.experiment.finetune import Tuned, finetune
 from tvjax.experiment.loading import Problem, problem
 from tvjax.experiment.planning import Plan, plain, plan
@@ -30,14 +31,16 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
         about = problem(todo)
         workdir.write_text(folder / "config.json", json.dumps(plain(config), indent=2) + "\n")
         say(f"{todo.name}: {len(todo.tasks)} tasks, {len(todo.merges)} merges, seeds {todo.seeds}, into {folder}")
-        found = [row for seed in todo.seeds for row in _seed(about, todo, seed, folder, say, progress)]
+        found = [row for seed in told.counted(todo.seeds, say, "seeds")
+                 for row in _seed(about, todo, seed, folder, say, progress)]
     found += _cost(todo, cost)
     workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
     return found
 
 
 def _seed(about: Problem, todo: Plan, seed: int, folder, say, progress) -> list[dict]:
-    tuned = {task: _tune(about, todo, task, seed, folder, say, progress) for task in todo.tasks}
+    tuned = {task: _tune(about, todo, task, seed, folder, say, progress)
+             for task in told.counted(todo.tasks, say, "tasks")}
     shared = rows.common(todo, todo.tasks, seed)
     found = rows.tuning(shared, tuned, np.asarray(vectors.cosines([one.tau for one in tuned.values()])))
     anchors = _anchors(about, todo, tuned, folder / "cache.jsonl")
