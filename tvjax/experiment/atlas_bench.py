@@ -17,7 +17,6 @@ from tvjax.learning import Scheme, ways
 from tvjax.learning.course import Learned
 from tvjax.learning.ways import Way
 
-
 VALIDATION = ("labelled", "labelled validation examples of all tasks")
 SHOTS = ("labelled", "labelled training examples of the target")
 SEEN = {"addition": VALIDATION, "fractions": VALIDATION, "tta": ("test", "unlabelled inputs of the test split"),
