@@ -11,6 +11,7 @@ import pytest
 
 from tvjax import calibration, evaluation, tree
 from tvjax.calibration import rounds
+from tvjax.models import t5
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 RNG = np.random.default_rng(0)
@@ -62,23 +63,23 @@ def test_classes_are_drawn_from_the_softmax():
     assert np.array_equal(drawn[:5], calibration.draw_classes(LOGITS, SCORED, images[:5], *ALL))
 
 
-def test_choices_of_a_text_model():
-    """The logit of a choice is the sum of its tokens' log-probabilities; S05's shape, on a table of them."""
-    table = RNG.normal(size=(6, 4)).astype(np.float32)
-
-    def log_likelihood(params, choices):  # (choices, tokens) ids, −1 at padding
-        rows = jax.nn.log_softmax(params["w"], -1)
-        return jnp.where(choices >= 0, rows[jnp.arange(choices.shape[1]), choices], 0.0)
-    logits = calibration.of_choices(log_likelihood)
-    questions = np.array([[[0, 1, 2], [3, -1, -1]], [[1, 1, -1], [2, 0, 3]]])
-    params = {"w": table[:3]}
-    labels = calibration.draw_classes(logits, params, questions, {})
-    found = calibration.sensitivity(logits, params, questions, {}, score="logit_sq")
-    total = 0
-    for question, (label,) in zip(questions, labels, strict=True):
-        total = total + np.asarray(jax.grad(lambda p, q=question, y=label: sum(
-            jax.nn.log_softmax(p["w"], -1)[i, t] for i, t in enumerate(q[y]) if t >= 0))(params)["w"]) ** 2
-    np.testing.assert_allclose(found["w"], total / 2, rtol=1e-5, atol=1e-6)
+def test_choices_of_a_text_to_text_model():
+    """The logit of a choice is the sum of its tokens' log-probabilities; embeddings and head are not scored."""
+    model = t5.T5(t5.Spec(vocabulary=9, width=4, head_width=2, hidden=4, depth=1, decoder_depth=1, heads=2))
+    params = t5.init(model, jax.random.key(0))
+    ids, mask = jnp.array(RNG.integers(2, 9, (3, 4)), jnp.int32), jnp.ones((3, 4), bool)
+    choices = jnp.array([[[3, 1, 0], [4, 5, 1]], [[2, 2, 1], [5, 1, 0]], [[7, 1, 0], [8, 1, 0]]])
+    scored, frozen = tree.partition(params, calibration.scored(params))
+    assert not any("shared" in name or "relative" in name for name in tree.flatten(scored))
+    logits, examples = calibration.of_choices(t5.choice_log_probs(model)), (ids, mask, choices)
+    labels = calibration.draw_classes(logits, scored, examples, frozen)
+    found = calibration.sensitivity(logits, scored, examples, frozen, score="logit_sq")
+    of = t5.token_log_probs(model)
+    total = jax.tree.map(jnp.zeros_like, scored)
+    for i, (y,) in enumerate(labels):
+        f = lambda p, i=i, y=y: of(tree.union(p, frozen), ids[i:i + 1], mask[i:i + 1], choices[i:i + 1, y]).sum()
+        total = jax.tree.map(lambda t, g: t + g**2 / 3, total, jax.grad(f)(scored))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, total)
 
 
 def calibrate(**options):

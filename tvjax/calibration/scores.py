@@ -108,13 +108,13 @@ def of_classifier(predict: Callable) -> Callable:
 
 
 @functools.cache
-def of_choices(log_likelihood: Callable) -> Callable:
-    """logits(params, example, frozen, …) of one question from log_likelihood(params, choices, …) -> (tokens or none).
+def of_choices(choice_log_probs: Callable) -> Callable:
+    """logits(params, example, frozen) of one question, from choice_log_probs(params, *inputs) -> (questions, choices).
 
-    For text-to-text models: an example is a tree whose arrays have the answer choices first, and the "logit" of a
-    choice is the sum of its tokens' log-probabilities, neither divided by their number nor made to sum to one over
-    choices. log_likelihood: (params, inputs) -> (choices, tokens) log-probabilities, 0 at padding.
+    For text-to-text models (`models.t5.choice_log_probs`): an example is the tuple of `inputs` of one question, ids,
+    mask and answer choices. The "logit" of a choice is the sum of its tokens' log-probabilities, neither divided by
+    their number nor made to sum to one over the choices.
     """
     def logits(params, example, frozen):
-        return log_likelihood(tree.union(params, frozen), example).sum(-1)
+        return choice_log_probs(tree.union(params, frozen), *(x[None] for x in example))[0]
     return logits
