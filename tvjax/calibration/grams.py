@@ -52,6 +52,20 @@ def stacked(apply: Callable, thetas: Mapping[str, Any], batches: Mapping[str, An
     return {name: np.stack([grams[name] for grams in found]) for name in found[0]}
 
 
+def singular(gram: Mapping[str, Any]) -> list[str]:
+    """The weights whose Gram matrices, summed over tasks, are singular in float32: some direction has no input.
+
+    `merging.regmean` averages there, and its ridge, relative to the mean eigenvalue, pulls to the average elsewhere.
+
+    >>> singular({"a": np.eye(2)[None], "b": np.ones((1, 2, 2))})
+    ['b']
+    """
+    def is_singular(stack):
+        values = np.linalg.eigvalsh(np.sum(stack, 0, dtype=np.float64))
+        return values[0] <= np.finfo(np.float32).eps * len(values) * values[-1]
+    return [name for name, stack in gram.items() if is_singular(stack)]
+
+
 def linear_weights(apply: Callable, params: Any, inputs: Any) -> list[str]:
     """The weights that have a Gram matrix, in the order in which the network uses them; nothing is computed."""
     seen: dict[str, None] = {}

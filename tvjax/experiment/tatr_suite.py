@@ -177,6 +177,9 @@ def _regmean(bench: Bench, taus, count: int):
     batches = {task: _batches(inputs) for task, inputs in _inputs(bench, taus, count).items()}
     gram = grams.stacked(bench.about.encode, _thetas(bench, taus), batches)
     mine = {name: x for name, x in gram.items() if name in tree.flatten(bench.about.theta0)}
+    if flat := grams.singular(mine):
+        bench.say(f"regmean: {len(flat)} of {len(mine)} Gram matrices are singular, such as that of {flat[0]}; "
+                  "directions without inputs are averaged, a ridge of 1e-06 of the mean eigenvalue holds elsewhere")
     return merge(merging.regmean(where=merging.named("|".join(f"^{name}$" for name in mine))), taus, {"gram": mine})
 
 
