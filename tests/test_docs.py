@@ -37,7 +37,7 @@ def test_what_it_names_exists(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"(?<![\w.])/(work|opt|tmp|home)/", text), "it speaks of the project alone"
     for name in re.findall(r"(?:configs|experiments|tests|tvjax|docs)/[\w/]+\.py", text):
-        assert (ROOT / name).is_file() or name.endswith("JOB.py"), name
+        assert (ROOT / name).is_file() or re.search("JOB|NN", name), name
     for name, method in re.findall(r"\b(merging|compat|vectors|tangent)\.([a-z_]+)\(", text):
         module = importlib.import_module({"compat": "tvjax.merging.compat"}.get(name, f"tvjax.{name}"))
         assert hasattr(module, method), f"{name}.{method}"

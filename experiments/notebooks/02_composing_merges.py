@@ -82,8 +82,9 @@ print(taus, "cosine", round(float(vectors.cosines(taus)[0, 1]), 3))
 # %% [markdown]
 # ## Learn the weights by a gradient through the merge
 #
-# `weigh` multiplies each task vector before TIES. The loss is cross-entropy on validation images of both tasks at θ0
-# + merge(τ; weights); its gradient passes through the trim, the election of signs and the mean.
+# The trim does not depend on the weights, so it is done once. Then `weigh` multiplies each task vector before signs are
+# elected. The loss is cross-entropy on validation images of both tasks at θ0 + merge(τ; weights); its gradient passes
+# through the mean of what agrees.
 
 # %%
 import optax
@@ -93,9 +94,15 @@ from tvjax import training
 batches = {task: (problem.heads[task], *problem.splits[task]["val"]) for task in plan.tasks}
 
 
-def loss(weights, taus, theta0, batches):
-    merge = merging.weigh(weights=weights) | merging.ties(density=0.3, scale=1.0)
-    theta = vectors.add(theta0, merge(taus))
+trimmed = merging.top(density=0.3)(taus)
+
+
+def merge(weights):
+    return merging.weigh(weights=weights) | merging.agree() | merging.nonzero_mean()
+
+
+def loss(weights, trimmed, theta0, batches):
+    theta = vectors.add(theta0, merge(weights)(trimmed))
     return sum(training.cross_entropy(problem.predict(theta, head, images), labels)
                for head, images, labels in batches.values()) / len(batches)
 
@@ -104,7 +111,7 @@ step, weights = jax.jit(jax.value_and_grad(loss)), jnp.array([0.3, 0.3])
 optimizer = optax.adam(0.1)
 state = optimizer.init(weights)
 for _ in range(8):
-    value, gradient = step(weights, taus, problem.theta0, batches)
+    value, gradient = step(weights, trimmed, problem.theta0, batches)
     update, state = optimizer.update(gradient, state)
     weights = optax.apply_updates(weights, update)
     print(f"loss {value:.3f}, weights {weights}")
@@ -114,6 +121,6 @@ for _ in range(8):
 # `tvjax.learning` learns a weight for every tensor (aTLAS, AdaMerging).
 
 # %%
-theta = vectors.add(problem.theta0, (merging.weigh(weights=weights) | merging.ties(density=0.3, scale=1.0))(taus))
+theta = vectors.add(problem.theta0, merge(weights)(trimmed))
 for name, params in {"pretrained": problem.theta0, "learned": theta}.items():
     print(name, evaluation.accuracies(problem.predict, params, problem.judged(plan.tasks, "test"), batch=100))
