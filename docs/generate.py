@@ -38,8 +38,11 @@ def configs() -> dict[str, str]:
 
 def config_page(path: pathlib.Path) -> str:
     text = path.read_text(encoding="utf-8")
-    words = prose(ast.get_docstring(ast.parse(text)) or "")
-    return f"# configs/{path.name}\n\n{words}\n\n## The file\n\n{fenced(text, 'python')}\n"
+    parsed = ast.parse(text)
+    begin = parsed.body[0].end_lineno if ast.get_docstring(parsed) else 0
+    rest = "\n".join(text.splitlines()[begin:]).strip("\n")
+    return (f"# configs/{path.name}\n\n{prose(ast.get_docstring(parsed) or '')}\n\n## The file\n\n"
+            f"{fenced(rest, 'python')}\n")
 
 
 # ---------------------------------------------------------------- modules
@@ -71,7 +74,8 @@ def member(title: str, x) -> str:
         signature = f"{title}{inspect.signature(x)}"
     except (TypeError, ValueError):
         signature = title
-    signature = re.sub(r" at 0x[0-9a-f]+", "", signature.replace("collections.abc.", "").replace("pathlib.", ""))
+    signature = re.sub(r"<PjitFunction of <function (\w+).*?>>|<function (\w+).*?>", r"\1\2", signature)
+    signature = re.sub(r"collections\.abc\.|pathlib\.|typing\.| at 0x[0-9a-f]+", "", signature)
     return f"## {title}\n\n{fenced(signature, 'python')}\n\n{prose(inspect.getdoc(x) or '')}"
 
 
