@@ -120,6 +120,9 @@ def test_the_job_leaves_rows_of_addition_probe_and_negation(done):
     assert {row["method"] for row in results.select(rows, metric="target", split="test")} == {"zero-shot", "negated"}
     assert results.read(folder / "results.jsonl") == rows
     assert all(row["suite"] == "text:mood+pet" for row in rows)
+    told = results.select(rows, metric="examples", task="pet")
+    assert {row["split"]: row["value"] for row in told} == {"train": 20, "val": 4, "test": 8}
+    assert "text_pet.json (validation: 4 of 40 training examples" in told[0]["source"]
 
 
 def test_a_merged_encoder_is_a_folder_that_loads(done, encoder):
@@ -133,7 +136,7 @@ def test_a_merged_encoder_is_a_folder_that_loads(done, encoder):
 def test_the_report_has_published_numbers_beside_and_a_table_of_negation(done):
     made = reports.write(done[0], command="the command")
     tables = (done[0] / "tables.md").read_text()
-    assert "| method | average | normalised | published |" in tables and "## Negation" in tables
+    assert "| method | average | normalised | published |" in tables and "## Negation" in tables and "## Data" in tables
     assert any(path.name == "report.html" for path in made)
 
 

@@ -35,12 +35,12 @@ def _material(plan, found, name: str, task: arrays.Arrays, parts) -> Material:
         if missing := sorted(set(range(task.classes)) - set(few.labels.tolist())):
             raise ValueError(f"{name}: no training image of class {missing[0]} for its prototype: raise examples.train")
         head = prototypes(parts["encode"], parts["theta0"], few, task.classes, scale=plan.data["scale"])
-        return Material(head, cut, ("prototypes", float(plan.data["scale"]), few.images, few.labels))
+        return Material(head, cut, ("prototypes", float(plan.data["scale"]), few.images, few.labels), task.source)
     if task.classnames is None:
         raise ValueError(f"{task.source} names no classes (array {name}_classes): add it, or set "
                          "data.heads='prototypes'")
     templates = plan.data["templates"] or arrays.TEMPLATES
-    return Material(glyph_suite.head(found, task.classnames, templates), cut, (task.classnames, templates))
+    return Material(glyph_suite.head(found, task.classnames, templates), cut, (task.classnames, templates), task.source)
 
 
 def _some(part: arrays.Pictures, most: int) -> arrays.Pictures:

@@ -61,7 +61,15 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
     def seed_rows(about, seed, timed):
         bench = study.Bench(about, todo.usual, folder / "cache" / f"seed{seed}.jsonl", seed, timed, todo)
         return _seed(bench, folder, progress)
-    return study.run(config, todo.usual, folder, seed_rows, say=say)
+    return study.run(config, todo.usual, folder, seed_rows, say=say, shared_rows=lambda about, _: _data(about, todo))
+
+
+def _data(about, todo: BenchmarkPlan) -> list[dict]:
+    """Rows of how many examples each task has in each split, with the source that was taken."""
+    shared = rows.common(todo.usual, todo.usual.tasks, todo.usual.seeds[0])
+    return [{"metric": "examples", "value": len(part[1]), "method": "data", "task": task, "split": split,
+             "source": about.sources.get(task, ""), **shared}
+            for task, splits in about.splits.items() for split, part in splits.items()]
 
 
 def _seed(bench: study.Bench, folder, progress) -> list[dict]:

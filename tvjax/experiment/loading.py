@@ -23,7 +23,8 @@ class Problem(NamedTuple):
     heads {task: (features, classes)}; splits {task: {split: (inputs, labels)}}; keys {task: {split: a hash of base,
       class names, templates, inputs and labels}}, all that an accuracy depends on besides the judged weights. All
       three also hold the task `control` (a name, or None), which no task vector trains on.
-    load(path) gives the trained part of a model on disk; save(params, path) writes a whole model folder.
+    load(path) gives the trained part of a model on disk; save(params, path) writes a whole model folder. sources says
+      of each task where it was read from and how it was split.
     """
 
     pretrained: Any
@@ -37,6 +38,7 @@ class Problem(NamedTuple):
     control: str | None = None
     load: Any = None
     save: Any = None
+    sources: dict[str, str] = {}
 
     def judged(self, tasks, split: str) -> dict[str, tuple]:
         """{task: (head, (inputs, labels))}, as `tvjax.evaluation` takes them."""
@@ -49,11 +51,15 @@ class Problem(NamedTuple):
 
 
 class Material(NamedTuple):
-    """One task: `told` is what names the classes and makes the head, as far as a hash has to know it."""
+    """One task: `told` is what names the classes and makes the head, as far as a hash has to know it.
+
+    `source` says where the task was read from and how it was split.
+    """
 
     head: Any
     splits: dict[str, Any]
     told: tuple
+    source: str = ""
 
 
 def problem(plan: Plan) -> Problem:
@@ -71,7 +77,8 @@ def assemble(plan: Plan, found, materials: dict[str, Material], *, theta0, encod
     control = next((name for name in materials if name not in plan.tasks), None)
     return Problem(found, jax.device_get(theta0), evaluation.classify(encode),
                    {task: one.head for task, one in materials.items()},
-                   {task: one.splits for task, one in materials.items()}, base, keys, encode, control, load, save)
+                   {task: one.splits for task, one in materials.items()}, base, keys, encode, control, load, save,
+                   {task: one.source for task, one in materials.items()})
 
 
 def _listed(part):

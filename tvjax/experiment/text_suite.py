@@ -56,7 +56,7 @@ def _material(plan, found, task: text.Texts) -> Material:
     head = evaluation.zero_shot_head(_encode_prompt(found.model), found.params, words, task.classnames, templates,
                                      logit_scale=np.log(scale))
     cut = {split: _some(plan, found, task, split) for split in SPLITS}
-    return Material(head, cut, (task.classnames, templates, scale))
+    return Material(head, cut, (task.classnames, templates, scale), task.source)
 
 
 def _some(plan, found, task: text.Texts, split: str):

@@ -20,5 +20,7 @@ def load(plan: Plan) -> Problem:
 
 
 def _material(plan: Plan, found, task: vision.Task) -> Material:
-    splits, _ = images.read(task.name, plan.sources, side=found.model.config.vision.image_size, examples=plan.examples)
-    return Material(glyph_suite.head(found, task.classnames, task.templates), splits, (task.classnames, task.templates))
+    side = found.model.config.vision.image_size
+    splits, said = images.read(task.name, plan.sources, side=side, examples=plan.examples)
+    told = (task.classnames, task.templates)
+    return Material(glyph_suite.head(found, *told), splits, told, said)

@@ -1,4 +1,4 @@
-"""The report of a benchmark of real tasks: merges beside their controls, negation, cost."""
+"""The report of a benchmark of real tasks: merges beside their controls, negation, where the data are from, cost."""
 from tvjax import results
 from tvjax.reports import Section, figures
 from tvjax.reports.grouping import spread
@@ -16,6 +16,7 @@ def sections(run) -> list[Section]:
     counts = sorted({row["tasks"] for row in run.rows if row["metric"] == "normalised accuracy"}, reverse=True)
     made = [_addition(run, count) for count in counts]
     made += [_negation(run)] if results.select(run.rows, metric="target") else []
+    made += [_data(run)] if results.select(run.rows, metric="examples") else []
     return [*made, _cost(run)]
 
 
@@ -68,6 +69,14 @@ def _negation(run) -> Section:
     head = ("task", "target before", "target after", "control before", "control after", "α")
     return Section("Negation", f"The control is {run.config.get('control') or 'the suite’s own'}.",
                    {"test accuracy (%)": results.Table(head, tuple(lines))}, notes=(NEGATION,))
+
+
+def _data(run) -> Section:
+    found = results.select(run.rows, metric="examples")
+    count = lambda task, split: f"{results.select(found, task=task, split=split)[0]['value']:,}"
+    lines = [(task, *(count(task, split) for split in ("train", "val", "test")),
+              results.select(found, task=task)[0]["source"]) for task in dict.fromkeys(row["task"] for row in found)]
+    return Section("Data", "", {"examples": results.Table(("task", "train", "val", "test", "source"), tuple(lines))})
 
 
 def _cost(run) -> Section:
