@@ -9,6 +9,11 @@
 Heads are frozen prototypes of five training images a class, made by the pretrained encoder. Data: any `.npz` with
 arrays {task}_{train,test}_{x,y}; name yours by --config.sources='("file.npz",)'. Beside every merge stands the linear
 probe of the pretrained features on the same training images.
+
+Expected (measured, three seeds; average test accuracy %, glyph CLIP / omniglot / random): zero-shot 72.5 / 31.1 / 26.0,
+linear probe 91.5 / 56.7 / 39.6, average 82.0 / 36.3 / 22.7, task arithmetic 87.5 / 36.1 / 26.0, TIES 87.9 / 36.3 /
+23.0, TSV-M 90.5 / 42.7 / 23.9, Iso-C 89.5 / 39.6 / 25.2, fine-tuned 94.2 / 62.7 / 32.5; two to five minutes each on
+two shared cores. What they say: experiments/vision/README.md.
 """
 from ml_collections import ConfigDict
 
