@@ -10,7 +10,7 @@ import jax
 
 from tvjax import checkpoints, evaluation
 from tvjax.experiment.planning import SPLITS, Plan
-from tvjax.models import files
+from tvjax.models import folders
 
 SUITES = {"glyphs": "glyph_suite", "arrays": "array_suite", "text": "text_suite", "vision": "vision_suite"}
 
@@ -65,7 +65,7 @@ class Material(NamedTuple):
 def problem(plan: Plan) -> Problem:
     """Loads the model and the data of a plan; ValueError where they do not fit or the model is not finite."""
     for path in plan.finetuned.values():
-        files.find(path, None)  # a model that the hub does not give is found out before any other is tuned
+        folders.find(path, None)  # a model that the hub does not give is found out before any other is tuned
     return importlib.import_module(f"tvjax.experiment.{SUITES[plan.suite]}").load(plan)
 
 

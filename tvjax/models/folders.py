@@ -29,7 +29,7 @@ def find(given: str | os.PathLike, revision: str | None, family: Any = None) -> 
     except Exception as error:  # httpx, the hub and the file system each raise kinds of their own
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(f"{str(given)!r} is no folder here{_near(path)}, and the hub gave no such model: "
-                         f"{reason}.") from error
+                         f"{reason}. Offline, give the path of a folder that holds its files.") from error
 
 
 def _download(name: str, revision: str | None, family: Any) -> Path:
