@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax import evaluation, learning, merging, tree, vectors
-from tvjax.evaluation.top1 import padded
 from tvjax.experiment import rows, study
 from tvjax.experiment.adamerging_plan import AdaPlan, Method, adamerging_plan, baseline_label
 from tvjax.experiment.columns import columns
@@ -133,7 +132,8 @@ def operated(bench: Bench, name: str, theta, taus, anchors) -> list[dict]:
     for task in tasks:
         tuned = vectors.add(about.theta0, taus[task])
         inputs = about.splits[task][todo.adapt_on][0]
-        sides = [features(about.encode, params, inputs, batch=bench.usual.batch) for params in (theta, tuned)]
+        sides = [evaluation.features(about.encode, params, inputs, batch=bench.usual.batch)
+                 for params in (theta, tuned)]
         repair, _ = surgery.train(*sides, rank=own["rank"], steps=own["steps"], lr=own["lr"], batch=own["batch"],
                                   seed=bench.seed)
         added += tree.size(repair)
@@ -146,16 +146,7 @@ def operated(bench: Bench, name: str, theta, taus, anchors) -> list[dict]:
     return _told(bench, f"Surgery on {name}", "adapted", accuracy, tasks, anchors, **about_it)
 
 
-def features(encode, params, inputs, *, batch: int) -> np.ndarray:
-    """(examples, features) of all inputs, by one compiled program."""
-    return np.concatenate([np.asarray(_encode(params, part, encode=encode))[:real]
-                           for part, real in padded(inputs, batch=batch)])
-
-
-_encode = jax.jit(lambda params, part, *, encode: encode(params, part), static_argnames="encode")
-
-
 def repaired_accuracy(about, repair, theta, task: str, inputs, labels, batch: int) -> float:
     """The share of right answers from repaired features."""
-    z = surgery.repaired(repair, jnp.asarray(features(about.encode, theta, inputs, batch=batch)))
+    z = surgery.repaired(repair, jnp.asarray(evaluation.features(about.encode, theta, inputs, batch=batch)))
     return float(np.mean(np.argmax(np.asarray(z @ about.heads[task]), -1) == np.asarray(labels)))
