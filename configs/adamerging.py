@@ -35,7 +35,7 @@ def get_config(arg=""):
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
         merges=(group(name="task_arithmetic"),),  # whose grid of α the baselines take
-        scales=(0.0, 0.5, 1.0) if local else tuple(i / 20 for i in range(3, 13)),
+        scales=(0.0, 0.5, 1.0) if local else (0.2, 0.25, 0.3, 0.35, 0.4, 0.5),
         select_on="val",
         batch=40 if local else 250,
         save_models=False,

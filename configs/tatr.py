@@ -27,7 +27,7 @@ def get_config(arg=""):
     local, group = arg == "runlocal", lambda **fields: ConfigDict(fields)
     about = {"minilm": minilm, "vision": vision}.get(arg, glyph_tasks)(local)
     four = arg in ("minilm", "vision")  # four tasks, whose best α are larger
-    wide = (0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(4, 15))
+    wide = (0.0, 0.5, 1.0) if local else (0.6, 0.8, 1.0, 1.2, 1.4)
     return ConfigDict(dict(
         job="tatr",
         name=f"tatr-{arg or 8}",
@@ -38,7 +38,7 @@ def get_config(arg=""):
         vectors="",                   # the folder of another run with the same model, data and recipe
         merges=(group(name="average"),),  # the job's own merges are `bases`
         scales=(0.0, 0.5, 1.0) if local else tuple(i / 10 for i in range(2, 13)) if four else
-        tuple(i / 20 for i in range(3, 13)),
+        (0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6),
         select_on="val",
         save_models=False,
         allow_nonfinite=False,
