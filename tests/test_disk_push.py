@@ -1,7 +1,11 @@
 """Uploading a merged folder: what would go, what goes, and what is said where the hub cannot be had."""
+import pathlib
+
 import pytest
 
 from tvjax.disk import push
+
+ROOT = pathlib.Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -51,3 +55,24 @@ def test_slips_are_one_sentence(folder):
     with pytest.raises(ValueError, match="holds no model"):
         push.files(folder)
     assert push.target("") is None
+
+
+def test_the_command_takes_it(tmp_path):
+    import runpy
+
+    import numpy as np
+
+    from tvjax import checkpoints
+    from tvjax.disk import job
+    for name, value in {"base": 0.0, "one": 1.0}.items():
+        checkpoints.save({"w": np.full(3, value, np.float32)}, tmp_path / name / "model.safetensors")
+        (tmp_path / name / "config.json").write_text('{"model_type": "toy"}')
+    config = runpy.run_path(str(ROOT / "configs" / "merge.py"))["get_config"]("average")
+    config.update(base=str(tmp_path / "base"), models=str(tmp_path / "one"), out=str(tmp_path / "out"), push="x")
+    said = []
+    with pytest.raises(ValueError, match="owner/name on the hub"):
+        job.run(config, say=said.append)
+    assert said == [] and not (tmp_path / "out").exists()
+    config.push = "dry:me/merged"
+    job.run(config, say=said.append)
+    assert said[-1].startswith("would push to me/merged: ") and "model.safetensors" in said[-1]
