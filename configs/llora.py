@@ -4,6 +4,7 @@
     python -m tvjax.run --config=configs/llora.py:8 --config.vectors=runs/glyphs-8   # full fine-tuning, if it ran
     python -m tvjax.run --config=configs/llora.py:text       # MiniLM on sentences, as configs/minilm.py:quick
     python -m tvjax.run --config=configs/llora.py:protocol                           # all subsets, 21 λ: hours
+    python -m tvjax.run --config=configs/llora.py:quick                              # four tasks, few examples
     python -m tvjax.run --config=configs/llora.py:runlocal
 
 Ways: full fine-tuning, LoRA, L-LoRA by module (the authors' code, the default) and by network (the paper's equation),
@@ -21,7 +22,7 @@ score of simple averages of 2 … 7 ViT-B/16: LoRA 75.8 … 57.4 %, L-LoRA 82.2 
 """
 from ml_collections import ConfigDict
 
-ARGUMENTS = ("", "8", "protocol", "text", "runlocal")
+ARGUMENTS = ("", "8", "protocol", "quick", "text", "runlocal")
 SOURCES = ("../shared/data/text_*.json.gz",)
 TEXTS = ("trec", "subj", "cr", "emotion")
 
@@ -30,14 +31,14 @@ def group(**fields):
     return ConfigDict(fields)
 
 
-def ways(local, tuned):
+def ways(local, tuned, *, quick=False):
     """Rows of `ways`; adapters take a larger learning rate than full fine-tuning."""
     lora = dict(rank=2 if local else 16, alpha=4 if local else 32, dropout=0.1)
     return (
         group(name="full", kind="standard"),
         group(name="LoRA", kind="lora", options=group(**lora), finetune=tuned),
         group(name="L-LoRA", kind="lora", scope="module", options=group(**lora), finetune=tuned),
-    ) + (() if local else (
+    ) + (() if local or quick else (
         group(name="L-LoRA (network)", kind="lora", scope="network", options=group(**lora), finetune=tuned),))
 
 
@@ -46,10 +47,10 @@ def get_config(arg=""):
         raise ValueError(f"llora takes {', '.join(f':{name}' for name in ARGUMENTS if name)}; got :{arg}")
     from tvjax.data import glyphs
 
-    local, whole, text = arg == "runlocal", arg == "protocol", arg == "text"
-    tasks = glyphs.suite(8)[:2] if local else TEXTS if text else glyphs.suite(8)
+    local, whole, text, quick = (arg == name for name in ("runlocal", "protocol", "text", "quick"))
+    tasks = TEXTS if text else glyphs.suite(8)[:2 if local else 4 if quick else 8]
     few = tuple(i / 20 for i in range(21)) if whole else (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
-    sizes = (2,) if local else (2, 3, 4) if text else tuple(range(2, 9)) if whole else (2, 4, 8)
+    sizes = (2,) if local else (2, 3, 4) if text or quick else tuple(range(2, 9)) if whole else (2, 4, 8)
     recipe = dict(steps=60, batch=16, lr=1e-4, warmup=6, weight_decay=0.1) if text else glyphs.RECIPE
     return ConfigDict(dict(
         job="llora",
@@ -61,32 +62,32 @@ def get_config(arg=""):
         counts=(len(tasks),),
         seeds=(0,) if local else (0, 1, 2),
         examples=(dict(train=16, val=16, test=16) if local else dict(train=960, val=64, test=150) if text else
-                  dict(glyphs.EXAMPLES) if whole else dict(glyphs.EXAMPLES, val=100, test=250)),
+                  dict(glyphs.EXAMPLES) if whole else dict(glyphs.EXAMPLES, val=60, test=150) if quick else dict(glyphs.EXAMPLES, val=100, test=250)),
         finetune=dict(steps=2, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else recipe,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
         merges=(group(name="average"),),  # the job's own merges are `fusions`
         scales=(0.0, 0.5, 1.0) if local else few,  # λ of task arithmetic
         select_on="val",              # "test" mimics the authors' code; the report warns
-        batch=16 if local else 64 if text else 125,
+        batch=16 if local else 64 if text else 60 if quick else 125,
         save_models=False,
         allow_nonfinite=False,
         llora=group(
             ways=ways(local, group() if local else group(steps=100, batch=16, warmup=10, lr=1e-3) if text else
-                      group(steps=100, batch=32, warmup=10, lr=3e-3)),
-            fusions=("average", "task_arithmetic", "ties", "lorahub", "greedy") if whole or local else (
+                      group(steps=50 if quick else 100, batch=32, warmup=5 if quick else 10, lr=3e-3), quick=quick),
+            fusions=("average", "task_arithmetic") if quick else ("average", "task_arithmetic", "ties", "lorahub", "greedy") if whole or local else (
                 "average", "task_arithmetic", "ties", "lorahub"),
             sizes=sizes,              # numbers of tasks of the subsets
-            most=0 if whole else 2,   # at most so many subsets of a size; 0: all
+            most=0 if whole or quick else 2,   # at most so many subsets of a size; 0: all
             greedy=(0.0, 0.5, 1.0) if local else (0.0, 0.25, 0.5, 0.75, 1.0),
             ties=group(densities=(0.5, 1.0), scales=(0.5, 1.0)) if not whole else
             group(densities=(0.25, 0.5, 0.75, 1.0), scales=(0.0, 0.25, 0.5, 0.75, 1.0)),
             lorahub=group(budget=3 if local else 40 if whole else 20, bound=1.5, penalty=0.05),
             plane=group(span=2, points=3 if local else 21 if whole else 9, examples=16 if local else 125,
-                        pairs=1 if local else 3 if whole else 1),
+                        pairs=1 if local else 3 if whole else 0 if quick else 1),
             scatter=False,
             negation=False,
-            scaling=group(ranks=(1, 2), tasks=2, seeds=(0,)) if local else group() if text else
+            scaling=group(ranks=(1, 2), tasks=2, seeds=(0,)) if local else group() if text or quick else
             group(ranks=(1, 4, 16), tasks=4, seeds=(0,)),
         ),
     ))

@@ -1,7 +1,49 @@
-"""The config of a tiny study of linearised fine-tuning, for the tests of its job."""
+"""A tiny study of linearised fine-tuning, for the tests of its job: a config, and a toy problem in place of glyphs."""
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
+from tvjax import evaluation
 from tvjax.data import glyphs
+from tvjax.experiment import loading
+from tvjax.models.layers import Linear
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = x + jnp.tanh(Linear(6, name="q_proj", std=0.5)(x))
+        return Linear(5, name="fc2", std=0.5)(jnp.tanh(Linear(7, name="v_proj", std=0.5)(x)))
+
+
+NET = Net()
+
+
+def encode(params, x):
+    return NET.apply({"params": params}, x)
+
+
+def problem(plan):
+    """Three classes a task, told apart by a network near θ0; a control that θ0 itself knows."""
+    theta0 = dict(jax.jit(NET.init)(jax.random.key(0), jnp.ones((1, 6)))["params"])
+    names = (*plan.tasks, "control")
+    made = {name: _task(theta0, i, 0.0 if name == "control" else 0.3, plan.examples) for i, name in enumerate(names)}
+    keys = {name: {split: evaluation.content_key(name, tuple(data)) for split, data in splits.items()}
+            for name, (_, splits) in made.items()}
+    return loading.Problem(None, jax.device_get(theta0), evaluation.classify(encode),
+                           {name: head for name, (head, _) in made.items()},
+                           {name: splits for name, (_, splits) in made.items()}, "toy", keys, encode, "control")
+
+
+def _task(theta0, i, far, examples):
+    draw = np.random.default_rng(i).standard_normal
+    theta = jax.tree.map(lambda x: x + far * draw(x.shape, np.float32), theta0)
+    head = jnp.asarray(draw((5, 3), np.float32))
+    run = jax.jit(lambda theta, x: (encode(theta, x) @ head).argmax(-1))
+    inputs = {split: draw((count, 6), np.float32) for split, count in examples.items()}
+    return head, {split: (x, np.asarray(run(theta, x), np.int32)) for split, x in inputs.items()}
 
 
 def config(job="llora", **changes):
