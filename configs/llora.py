@@ -25,6 +25,20 @@ from ml_collections import ConfigDict
 ARGUMENTS = ("", "8", "protocol", "quick", "text", "runlocal")
 SOURCES = ("../shared/data/text_*.json.gz",)
 TEXTS = ("trec", "subj", "cr", "emotion")
+FUSIONS = ("average", "task_arithmetic", "ties", "lorahub", "greedy")
+EXAMPLES = {
+    "": dict(train=2400, val=100, test=250),
+    "protocol": dict(train=2400, val=250, test=1000),
+    "quick": dict(train=2400, val=60, test=150),
+    "text": dict(train=960, val=64, test=150),
+    "runlocal": dict(train=16, val=16, test=16),
+}
+TUNED = {                             # what adapters' recipes change of full fine-tuning's
+    "": dict(steps=100, batch=32, warmup=10, lr=3e-3),
+    "quick": dict(steps=50, batch=32, warmup=5, lr=3e-3),
+    "text": dict(steps=100, batch=16, warmup=10, lr=1e-3),
+    "runlocal": {},
+}
 
 
 def group(**fields):
@@ -36,10 +50,10 @@ def ways(local, tuned, *, quick=False):
     lora = dict(rank=2 if local else 16, alpha=4 if local else 32, dropout=0.1)
     return (
         group(name="full", kind="standard"),
-        group(name="LoRA", kind="lora", options=group(**lora), finetune=tuned),
-        group(name="L-LoRA", kind="lora", scope="module", options=group(**lora), finetune=tuned),
+        group(name="LoRA", kind="lora", options=group(**lora), finetune=group(**tuned)),
+        group(name="L-LoRA", kind="lora", scope="module", options=group(**lora), finetune=group(**tuned)),
     ) + (() if local or quick else (
-        group(name="L-LoRA (network)", kind="lora", scope="network", options=group(**lora), finetune=tuned),))
+        group(name="L-LoRA (network)", kind="lora", scope="network", options=group(**lora), finetune=group(**tuned)),))
 
 
 def get_config(arg=""):
@@ -51,6 +65,7 @@ def get_config(arg=""):
     tasks = TEXTS if text else glyphs.suite(8)[:2 if local else 4 if quick else 8]
     few = tuple(i / 20 for i in range(21)) if whole else (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
     sizes = (2,) if local else (2, 3, 4) if text or quick else tuple(range(2, 9)) if whole else (2, 4, 8)
+    kind = arg if arg in EXAMPLES else ""
     recipe = dict(steps=60, batch=16, lr=1e-4, warmup=6, weight_decay=0.1) if text else glyphs.RECIPE
     return ConfigDict(dict(
         job="llora",
@@ -61,8 +76,7 @@ def get_config(arg=""):
         tasks=tasks,
         counts=(len(tasks),),
         seeds=(0,) if local else (0, 1, 2),
-        examples=(dict(train=16, val=16, test=16) if local else dict(train=960, val=64, test=150) if text else
-                  dict(glyphs.EXAMPLES) if whole else dict(glyphs.EXAMPLES, val=60, test=150) if quick else dict(glyphs.EXAMPLES, val=100, test=250)),
+        examples=EXAMPLES[kind],
         finetune=dict(steps=2, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else recipe,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
@@ -73,10 +87,8 @@ def get_config(arg=""):
         save_models=False,
         allow_nonfinite=False,
         llora=group(
-            ways=ways(local, group() if local else group(steps=100, batch=16, warmup=10, lr=1e-3) if text else
-                      group(steps=50 if quick else 100, batch=32, warmup=5 if quick else 10, lr=3e-3), quick=quick),
-            fusions=("average", "task_arithmetic") if quick else ("average", "task_arithmetic", "ties", "lorahub", "greedy") if whole or local else (
-                "average", "task_arithmetic", "ties", "lorahub"),
+            ways=ways(local, TUNED.get(kind, TUNED[""]), quick=quick),
+            fusions=FUSIONS[:2] if quick else FUSIONS if whole or local else FUSIONS[:4],
             sizes=sizes,              # numbers of tasks of the subsets
             most=0 if whole or quick else 2,   # at most so many subsets of a size; 0: all
             greedy=(0.0, 0.5, 1.0) if local else (0.0, 0.25, 0.5, 0.75, 1.0),

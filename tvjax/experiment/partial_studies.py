@@ -129,6 +129,7 @@ def _test(one: Judged, task: str):
     return one.bench.about.heads[task], (jax.tree.map(lambda x: x[:most], inputs), labels[:most])
 
 
-def _row(one: Judged, metric: str, value: int | float, *, task: str = rows.AVERAGE, split: str = "none", **more) -> dict:
+def _row(one: Judged, metric: str, value: int | float, *, task: str = rows.AVERAGE, split: str = "none",
+         **more) -> dict:
     return {"metric": metric, "value": value, "method": one.way.name, "task": task, "split": split,
             **one.bench.common(list(one.tasks)), **more}
