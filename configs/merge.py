@@ -14,8 +14,7 @@ ledger.jsonl and recipe.yaml, which runs the merge again:
 A recipe may be mergekit's too, or a method's of FusionBench (with --config.base and --config.models).
 
 An interrupted merge is continued by the same command. What it costs: one reading of all inputs, and one more for each
-statistic of the whole model that the method takes (TIES: two, and one more where
-task vectors cancel exactly).
+statistic of the whole model that the method takes (TIES: three).
 """
 import inspect
 

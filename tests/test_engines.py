@@ -11,7 +11,6 @@ from tvjax import merging, tree
 from tvjax.merging import ranking, streamed, traced
 from tvjax.merging.draws import uniform
 from tvjax.merging.operator import named, step
-from tvjax.merging.sources import Stacked
 from tvjax.merging.statistics import Greatest, Kth, Least, Sum
 
 TASKS = 4
@@ -116,19 +115,6 @@ def test_one_compilation_serves_every_value_of_a_number():
     for density in (0.1, 0.3, 0.7):
         merging.ties(density=density, scale=density)(TAUS)
     assert streamed._through._cache_size() == before
-
-
-@pytest.mark.parametrize("cancels", [False, True])
-def test_the_balance_of_signs_is_taken_where_entries_cancel(cancels, monkeypatch):
-    """The pass over all entries is spared unless a sum is exactly 0; then earlier and later pieces come out alike."""
-    monkeypatch.setattr(streamed, "SIZES", (1 << 10,))
-    x = np.random.default_rng(3).standard_normal((2, 5000)).astype(np.float32)
-    x[:, 2500] = (2.0, -2.0) if cancels else (2.0, -1.0)
-    reads, piece = [], Stacked.piece
-    monkeypatch.setattr(Stacked, "piece", lambda self, *place: reads.append(place) or piece(self, *place))
-    made = merging.agree()({"w": x})["w"]
-    assert len(reads) == (10 if cancels else 5)
-    np.testing.assert_array_equal(made, jax.jit(merging.agree())({"w": x})["w"])
 
 
 def test_vmap_sweeps_numbers():

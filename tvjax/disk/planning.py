@@ -45,12 +45,8 @@ def plan(operator: Operator, source: Deltas, matched: Matched, files: Sequence[S
 
 
 def passes(operator: Operator) -> int:
-    """How often the inputs are read: once for each declared statistic, twice for a k-th largest, once to merge.
-
-    A statistic that waits until entries need it, which may be never, is not counted.
-    """
-    cost = lambda stat: 2 if isinstance(stat, Kth) else 0 if getattr(stat, "needed", None) else 1
-    return 1 + sum(cost(stat) for stage in operator.stages for stat in stage.stats)
+    """How often the inputs are read: once for each declared statistic, twice for a k-th largest, once to merge."""
+    return 1 + sum(2 if isinstance(stat, Kth) else 1 for stage in operator.stages for stat in stage.stats)
 
 
 def memory(operator: Operator, source: Deltas) -> int:

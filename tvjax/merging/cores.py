@@ -91,14 +91,12 @@ def _is_entries(number) -> bool:
 
 
 def _inside(stage):
-    stats = tuple(_of_core(stat) for stat in stage.stats)
+    stats = tuple(_of_core(stat, "f" if isinstance(stat, Sum) else "score") for stat in stage.stats)
     return dataclasses.replace(stage, leaf=Inside(stage.leaf), stats=stats, entrywise=False)
 
 
-def _of_core(stat):
-    if isinstance(stat, Sum):
-        return dataclasses.replace(stat, f=OfCore(stat.f), needed=None)  # cores are small: nothing need wait
-    return dataclasses.replace(stat, score=OfCore(stat.score))
+def _of_core(stat, field: str):
+    return dataclasses.replace(stat, **{field: OfCore(getattr(stat, field))})
 
 
 def through(into: Callable, inner, *after: Operator, chosen, **numbers) -> Operator:

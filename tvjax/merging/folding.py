@@ -65,7 +65,7 @@ def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
     way = streamed._way(job, leaf, upto)
     if way.stages and not streamed._chunked(job, leaf):
         [(piece, _, origin)] = streamed._origins(job, [leaf], upto)
-        x, finite, _ = streamed._through(*streamed._inputs(job, piece, way, origin), asks=way.asks)
+        x, finite = streamed._through(*streamed._inputs(job, piece, way, origin))
         job.check(finite, leaf)
         job.kept[leaf.name] = (upto, x)
 

@@ -35,7 +35,7 @@ def agree(*, sign: str = "total", zero: str = "majority") -> Operator:
     >>> agree()({"w": jnp.array([[2.0, -1.0], [-1.0, -3.0]])})["w"].tolist()
     [[2.0, -1.0], [0.0, -3.0]]
     """
-    balance = Sum(BALANCES[choice("sign", sign, tuple(BALANCES))], needed=UNDECIDED[sign])
+    balance = Sum(BALANCES[choice("sign", sign, tuple(BALANCES))])
     majority = choice("zero", zero, ("majority", "+", "none")) == "majority"
     return step(_agree, *[balance] * majority, options={"sign": sign, "zero": zero})
 
@@ -59,21 +59,7 @@ def _balance_of_frequencies(x):
     return _elected(x, "frequency").sum()
 
 
-def _undecided_totals(x):
-    return _undecided(x, "total")
-
-
-def _undecided_frequencies(x):
-    return _undecided(x, "frequency")
-
-
-def _undecided(x, sign):
-    """Whether any entry that is not zero in all tasks elects no sign of its own."""
-    return ((_elected(x, sign) == 0) & (sum_tasks(jnp.abs(x)) > 0)).any()
-
-
 BALANCES = {"total": _balance_of_totals, "frequency": _balance_of_frequencies}
-UNDECIDED = {"total": _undecided_totals, "frequency": _undecided_frequencies}
 
 
 def disjoint_merge(

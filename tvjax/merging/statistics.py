@@ -39,14 +39,10 @@ class Kth:
 class Sum:
     """The sum of `f(x)` over all chunks of all leaves; f is additive over entries, 0 for entries that are zero in all
     tasks, and of any fixed shape.
-
-    needed: x -> whether the stage's result on these entries depends on the sum at all. Engines that read pieces then
-    spare the pass over all of them until a piece needs it.
     """
 
     f: Callable = static()
     scope: str = static(default="global")
-    needed: Callable | None = static(default=None)
 
 
 @jax.tree_util.register_dataclass

@@ -49,7 +49,6 @@ class Run(NamedTuple):
     data: Mapping[str, Mapping[str, Any]]
     leaves: Mapping[str, plan.Leaf]
     values: dict  # (stage, statistic) -> {group: value}
-    waiting: dict  # the statistics that are left out until a piece needs them: (stage, statistic) -> {group: leaves}
     kept: dict  # leaf -> (stages done, state), for leaves that cost too much to take through twice
     check: Callable  # (whether all entries of a piece are finite, its leaf) -> None, or raises
 
@@ -87,44 +86,26 @@ def refuse(finite, leaf: plan.Leaf) -> None:
 
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Callable = refuse) -> Run:
-    """Computes the statistics that the operator declares: a pass over the entries for each, two for a k-th largest.
+    """Computes all statistics that the operator declares: a pass over the entries for each, two for a k-th largest."""
+    from tvjax.merging import folding  # which builds on this module
 
-    One that no later statistic builds on, and that few models need, waits until a piece does.
-    """
-    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, {}, check)
+    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
-            job.waiting[i, j] = plan.groups(stat.scope, here)
-            if getattr(stat, "needed", None) is None or any(later.stats for later in operator.stages[i + 1 :]):
-                _settle(job)
-            else:
-                job.values[i, j] = dict.fromkeys(job.waiting[i, j], np.float32(0))  # stands in, and is never used
+            groups = plan.groups(stat.scope, here)
+            job.values[i, j] = {name: folding.value(job, i, stat, members) for name, members in groups.items()}
     return job
-
-
-def _settle(job: Run) -> None:
-    """Computes the statistics that wait."""
-    from tvjax.merging import folding  # which builds on this module
-
-    for (i, j), groups in job.waiting.items():
-        stat = job.operator.stages[i].stats[j]
-        job.values[i, j] = {name: folding.value(job, i, stat, members) for name, members in groups.items()}
-    job.waiting.clear()
 
 
 def finished(job: Run, names=None) -> Iterator[Made]:
     """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`."""
     leaves = job.leaves.values() if names is None else [job.leaves[name] for name in names]
-    started = ((piece, origin, bool(job.waiting), _through(*_inputs(job, piece, way, origin), asks=way.asks))
+    started = ((piece, origin, _through(*_inputs(job, piece, way, origin)))
                for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
     with _threads(job):
-        for piece, origin, open_, (x, finite, needs) in _ahead(started):
+        for piece, origin, (x, finite) in _ahead(started):
             job.check(finite, piece.leaf)
-            if open_ and needs:
-                _settle(job)
-                way = _way(job, piece.leaf, len(job.operator.stages))
-                x, *_ = _through(*_inputs(job, piece, way, origin), asks=way.asks)
             if piece.whole:
                 yield Made(piece.leaf, 0, piece.stop, jax.tree.map(np.asarray, x), origin)
             else:
@@ -208,7 +189,6 @@ class Way(NamedTuple):
     stages: tuple
     values: tuple
     state: Any  # where the leaf has been taken to, None at the start
-    asks: tuple  # for each stage, what says whether its statistics that may wait are needed
 
 
 def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
@@ -216,9 +196,7 @@ def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
     indices = [i for i in plan.pipeline(job.operator, leaf) if done <= i < upto]
     stats = lambda i: enumerate(job.operator.stages[i].stats)
     value = lambda i: tuple(job.values[i, j][group(stat.scope, leaf.name)] for j, stat in stats(i))
-    asks = lambda i: tuple(stat.needed for _, stat in stats(i) if getattr(stat, "needed", None))
-    return Way(tuple(plan.localise(job.operator.stages[i], leaf) for i in indices), tuple(map(value, indices)), state,
-               tuple(map(asks, indices)))
+    return Way(tuple(plan.localise(job.operator.stages[i], leaf) for i in indices), tuple(map(value, indices)), state)
 
 
 def _inputs(job: Run, piece: Piece, way: Way, origin):
@@ -238,15 +216,10 @@ def _cut_numbers(stage, piece: Piece):
     return dataclasses.replace(stage, numbers={**stage.numbers, **cut}) if cut else stage
 
 
-@functools.partial(jax.jit, static_argnames="asks")
-def _through(stages, values, x, origin, place, fed, *, asks):
-    """A piece after its stages, whether all that went in is finite, and whether it needs a statistic that may wait."""
-    y, needs = x, jnp.array(False)
-    for stage, mine, asked in zip(stages, values, asks, strict=True):
-        for needed in asked:
-            needs = needs | needed(y)
-        y = plan.apply(stage, mine, y, place, origin, fed)
-    return y, _finite(x), needs
+@jax.jit
+def _through(stages, values, x, origin, place, fed):
+    """A piece after its stages, and whether all that went in is finite."""
+    return _stages(stages, values, x, origin, place, fed), _finite(x)
 
 
 @functools.partial(jax.jit, static_argnames="f")
