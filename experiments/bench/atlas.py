@@ -4,7 +4,8 @@
     python experiments/bench/atlas.py --size=vit_b_32 --batch=4 --vectors 22 --forms bfloat16 LoRA --only-memory
 
 Memory is what the compiled step says it needs (`memory_analysis`): its arguments (weights, optimiser state, pool) and
-what it allocates beside them. Time is the least of several steps; it says nothing while other work runs.
+what it allocates beside them. Time is processor seconds of all threads, the least of several steps: wall seconds say
+nothing while other work runs.
 """
 import argparse
 import json
@@ -38,7 +39,7 @@ def main():
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--only-memory", action="store_true")
     given = parser.parse_args()
-    print("| what is trained | numbers | held as | MiB held | MiB beside | seconds a step |\n"
+    print("| what is trained | numbers | held as | MiB held | MiB beside | processor seconds a step |\n"
           "| --- | ---: | --- | ---: | ---: | ---: |")
     for name, form, way in variants(given.size, given.vectors, given.forms):
         report(name, form, way, given)
@@ -113,13 +114,13 @@ def report(name: str, form: str, way, given):
 
 
 def timed(compiled, way, state, batch, extras, steps: int) -> float:
-    """Seconds of the fastest of several steps."""
+    """Processor seconds of the cheapest of several steps."""
     params, state, batch, frozen = map(zeros, (way.start, state, batch, (way.frozen, extras)))
     least = np.inf
     for _ in range(steps + 1):
-        begun = time.perf_counter()
+        begun = time.process_time()
         params, state = jax.block_until_ready(compiled(params, state, batch, frozen))
-        least = min(least, time.perf_counter() - begun)
+        least = min(least, time.process_time() - begun)
     return least
 
 
