@@ -16,7 +16,7 @@ ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "ru
              "tatr": ("", "8", "minilm", "vision", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
              "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
-             "llora": ("", "8", "protocol", "quick", "runlocal"), "tangent": ("", "8", "runlocal"),
+             "llora": ("", "8", "protocol", "quick", "runlocal"), "tangent": ("", "8", "quick", "runlocal"),
              "clip_merge": ("runlocal",)}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 

@@ -142,3 +142,15 @@ def test_the_tangent_job(tmp_path):
     files = {path.name for path in (tmp_path / "run" / "figures").iterdir()}
     assert any("tuned-over-linearised" in name for name in files)
     assert results.read(tmp_path / "run" / "results.jsonl") == rows
+
+
+def test_fusion_is_studied_over_the_numbers_that_are_trained(tmp_path):
+    ranks = ConfigDict(dict(ranks=(1, 3), tasks=2, seeds=(0,)))
+    asked = small(scaling=ranks, plane=ConfigDict(), fusions=("average",), ways=(
+        group(name="L-LoRA", kind="lora", scope="module", options=group(rank=2, alpha=4)),))
+    rows = some(run.run(asked, tmp_path / "run", say=lambda text: None), part="scaling")
+    trained = {row["rank"]: row["trained"] for row in rows}
+    assert trained == {rank: rank * (6 + 6 + 6 + 7) for rank in (1, 3)}  # A and B of q_proj and v_proj
+    assert {(row["fusion"], row["metric"]) for row in rows} == {
+        ("single", "accuracy"), ("average", "accuracy"), ("average", "normalised accuracy")}
+    assert any("over-trained" in path.name for path in (tmp_path / "run" / "figures").iterdir())
