@@ -5,7 +5,8 @@
 
 `steps`: time and memory of an AdamW step (gradient, clipping, update) of a CLIP vision tower of the size of ViT-B/32 or
 of the glyph model, weights at random, for every way of fine-tuning. Ways alternate within a round; the figure is the
-least over rounds. On the CPU it is processor time, which other programs on the machine change less than wall time. Memory is what the compiled step holds: arguments, results and temporaries as XLA plans them.
+least over rounds: on the CPU processor time, which other programs on the machine change less than wall time. Memory is
+what the compiled step holds: arguments, results and temporaries as XLA plans them.
 
 `sweeps`: a linearised glyph CLIP at 21 α along one direction, and ξ of two tasks on 21 × 21 points: every point passed
 through the network, against slopes computed once. Both give the same answers, which is checked. The map by points takes

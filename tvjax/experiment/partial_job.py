@@ -25,7 +25,7 @@ def _seed(about, todo: PartialPlan, seed: int, folder, say, progress) -> list[di
         found += _way(bench, ways.build(plan, about, seed), folder, progress)
     if todo.scaling and seed in todo.scaling["seeds"]:
         found += _scaling(about, todo, seed, folder, say, progress)
-    return _zero_shot(found, about, todo, seed, folder, say) + found
+    return _zero_shot(about, todo, seed, folder, say) + found
 
 
 def _way(bench: study.Bench, way: ways.Way, folder, progress) -> list[dict]:
@@ -41,11 +41,12 @@ def _way(bench: study.Bench, way: ways.Way, folder, progress) -> list[dict]:
     return found
 
 
-def _zero_shot(found, about, todo, seed, folder, say) -> list[dict]:
+def _zero_shot(about, todo, seed, folder, say) -> list[dict]:
     bench = study.Bench(about, todo.usual, folder / "cache" / f"zero-shot-{seed}.jsonl", seed, say, todo)
-    accuracy = {"test": bench.measure(about.theta0, todo.usual.tasks, "test")}
-    return [{**row, "part": "single"} for row in rows.accuracies(bench.common(list(todo.usual.tasks)), "zero-shot",
-                                                                 accuracy, accuracy) if row["metric"] == "accuracy"]
+    accuracy = bench.measure(about.theta0, todo.usual.tasks, "test")
+    values = {**accuracy, rows.AVERAGE: evaluation.absolute(accuracy)}
+    return [{"metric": "accuracy", "value": value, "method": "zero-shot", "task": task, "split": "test",
+             **bench.common(list(todo.usual.tasks)), "part": "single"} for task, value in values.items()]
 
 
 def _scaling(about, todo: PartialPlan, seed: int, folder, say, progress) -> list[dict]:

@@ -5,6 +5,7 @@
 import itertools
 from typing import Any
 
+import jax
 import numpy as np
 
 from tvjax import evaluation, tree, vectors
@@ -85,8 +86,7 @@ def _plane(one: Judged, tau1, tau2, a: str, b: str, grid) -> dict[str, Any]:
 
 def linear_rows(one: Judged) -> list[dict]:
     """Accuracy of each tuned model beside that of its linearisation at θ0, and the advantage of not being linear."""
-    family = ways._whole(one.bench.about.encode, one.bench.about.theta0, one.way.plan)
-    linear = Family(family.base, evaluation.paired, ways._linearly(one.bench.about.encode))
+    linear = Family(one.way.family.base, evaluation.paired, ways.linearly(one.bench.about.encode))
     found = []
     for i, task in enumerate(one.tasks):
         head, data = one.bench.about.heads[task], tuple(one.bench.about.splits[task]["test"])
@@ -123,7 +123,6 @@ def negation_rows(one: Judged) -> list[dict]:
 
 def _test(one: Judged, task: str):
     """(head, (inputs, labels)) of so many test examples as the plan takes for planes."""
-    import jax
     most = one.todo.plane["examples"]
     inputs, labels = one.bench.about.splits[task]["test"]
     return one.bench.about.heads[task], (jax.tree.map(lambda x: x[:most], inputs), labels[:most])

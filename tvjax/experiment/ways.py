@@ -56,7 +56,7 @@ def _whole(encode, theta0, plan) -> Family:
     encode = tangent.rematerialised(encode, plan.remat)
     if plan.kind == "standard":
         return Family(theta0, shifted, _plainly(encode))
-    return Family(theta0, paired, _linearly(encode), tangent.slopes(encode))
+    return Family(theta0, paired, linearly(encode), tangent.slopes(encode))
 
 
 # ---------------------------------------------------------------- (base, τ) -> point
@@ -77,7 +77,7 @@ def _plainly(encode: Callable) -> Callable:
 
 
 @functools.cache
-def _linearly(encode: Callable) -> Callable:
+def linearly(encode: Callable) -> Callable:
     return lambda point, inputs, key=None: tangent.linearised(encode)(*point, inputs)
 
 
