@@ -1,6 +1,6 @@
 """Notebooks are what their sources say, short, without outputs, and begin with a cell that says what to do.
 
-That they run to the end: `pytest --nbmake experiments/notebooks`.
+That they run to the end: `pytest --nbmake experiments/notebooks/*.ipynb`.
 """
 import json
 import pathlib
@@ -44,6 +44,7 @@ def percent(text):
 def run_install(monkeypatch, tmp_path, *, where, package, pip=0, version=(3, 12, 0)):
     """Runs the install cell in a folder, with or without the package, with a pip that answers so."""
     monkeypatch.chdir(where)
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))  # else the cell sets it for all tests that follow
     asked = []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if package else None)
     monkeypatch.setattr("subprocess.run", lambda command, **_: asked.append(command) or

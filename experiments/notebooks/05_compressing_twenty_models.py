@@ -27,11 +27,12 @@ if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
         raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
                          "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
+RUNS = ROOT / "runs" / "notebooks"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))  # a second run starts faster
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
     print(f"An accelerator is there, but JAX runs on the CPU: pip install '.{EXTRA}' in the clone, then restart.")
-RUNS = ROOT / "runs" / "notebooks"
 print(f"JAX {jax.__version__} on {jax.device_count()} {jax.default_backend()} device(s); results go to {RUNS}")
 
 # %% [markdown]
@@ -48,7 +49,7 @@ from tvjax.experiment.finetune import finetune
 config = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
 config.update(name="twenty", counts=(4,), seeds=(0, 1, 2, 3, 4), batch=100)
 config.examples.update(train=640, val=50, test=100)
-config.finetune.update(steps=12, batch=16, warmup=2)
+config.finetune.update(steps=10, batch=16, warmup=1)
 plan = experiment.plan(config)
 problem = experiment.problem(plan)
 names = [(task, seed) for seed in plan.seeds for task in plan.tasks]

@@ -27,11 +27,12 @@ if importlib.util.find_spec("tvjax") is None:
     if subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", f"{ROOT}{EXTRA}"]).returncode:
         raise SystemExit("pip could not install tvjax. Without network: `pip download . -d wheels` in a clone on a "
                          "machine that has one, copy the folder here, `pip install --no-index --find-links wheels .`")
+RUNS = ROOT / "runs" / "notebooks"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(RUNS / "compiled"))  # a second run starts faster
 import jax
 
 if EXTRA and jax.default_backend() == "cpu":
     print(f"An accelerator is there, but JAX runs on the CPU: pip install '.{EXTRA}' in the clone, then restart.")
-RUNS = ROOT / "runs" / "notebooks"
 print(f"JAX {jax.__version__} on {jax.device_count()} {jax.default_backend()} device(s); results go to {RUNS}")
 
 # %% [markdown]
