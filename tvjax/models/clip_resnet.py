@@ -35,7 +35,7 @@ RUNNING = ("running_mean", "running_var")
 POLICIES = ("base", "average", "recompute")
 
 
-def init(model: ResNetCLIP, key: Array) -> tuple[Params, Params]:
+def init(model: Any, key: Array) -> tuple[Params, Params]:
     """(random float32 parameters, statistics of mean 0 and variance 1)."""
     s = model.config
     pixels = jax.ShapeDtypeStruct((1, s.image_size, s.image_size, 3), jnp.float32)
@@ -76,7 +76,7 @@ def with_statistics(pretrained: Pretrained, statistics: Mapping[str, Any]) -> Pr
 
 
 @functools.cache
-def image_features(model: ResNetCLIP) -> Callable[[Params, Array], Array]:
+def image_features(model: Any) -> Callable[[Params, Array], Array]:
     """(params joined with statistics, or their visual part, pixels (batch, height, width, 3)) -> (batch, features).
 
     Not normalised. A model always gives the same function: `jit` caches hold.
@@ -87,7 +87,7 @@ def image_features(model: ResNetCLIP) -> Callable[[Params, Array], Array]:
 
 
 @functools.cache
-def training_features(model: ResNetCLIP) -> Callable[[Params, Array], tuple[Array, Params]]:
+def training_features(model: Any) -> Callable[[Params, Array], tuple[Array, Params]]:
     """(params without statistics, pixels) -> (features normalised by the batch's statistics, those statistics).
 
     `moved` keeps their running average over steps.
@@ -100,15 +100,15 @@ def training_features(model: ResNetCLIP) -> Callable[[Params, Array], tuple[Arra
 
 
 @functools.cache
-def text_features(model: ResNetCLIP) -> Callable[..., Array]:
+def text_features(model: Any) -> Callable[..., Array]:
     """(params, input_ids (prompts, tokens)) -> (prompts, features), not normalised; statistics are not needed."""
-    def apply(params, input_ids, attention_mask=None):
+    def apply(params, input_ids, attention_mask=None) -> Any:
         return model.apply({"params": split(params)[0]}, input_ids, method="text_features")
     return apply
 
 
 @functools.cache
-def logits(model: ResNetCLIP) -> Callable[..., Array]:
+def logits(model: Any) -> Callable[..., Array]:
     """(params joined with statistics, pixels, input_ids) -> exp(logit_scale) · cosines, (images, prompts)."""
     def apply(params, pixels, input_ids):
         return model.apply(_variables(params), pixels, input_ids)
@@ -140,7 +140,7 @@ def average_statistics(each: Sequence[Params]) -> Params:
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]) / len(leaves), *each)
 
 
-def recompute_statistics(model: ResNetCLIP, params: Params, batches: Iterable[Any]) -> Params:
+def recompute_statistics(model: Any, params: Params, batches: Iterable[Any]) -> Params:
     """The mean, over batches of pixels, of each batch's statistics under `params`.
 
     The model normalises each batch by the batch itself meanwhile (`torch.optim.swa_utils.update_bn`). Batches must be
@@ -157,11 +157,11 @@ def recompute_statistics(model: ResNetCLIP, params: Params, batches: Iterable[An
 
 
 @functools.cache
-def _gather(model: ResNetCLIP) -> Callable[[Params, Array], Params]:
+def _gather(model: Any) -> Callable[[Params, Array], Params]:
     return jax.jit(lambda params, pixels: training_features(model)(params, pixels)[1])
 
 
-def merged_statistics(model: ResNetCLIP, params: Params, base: Params, tuned: Sequence[Params] = (),
+def merged_statistics(model: Any, params: Params, base: Params, tuned: Sequence[Params] = (),
                       batches: Iterable[Any] = (), *, policy: str = "base") -> Params:
     """The statistics for a merged model `params`: the base's, the average of the tuned models', or computed anew.
 

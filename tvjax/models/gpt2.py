@@ -174,14 +174,14 @@ def spec(config: Any, *, tied: bool = True) -> Spec:
                 config.scale_attn_by_inverse_layer_idx, tied)
 
 
-def init(model: GPT2, key: Array) -> Params:
+def init(model: Any, key: Array) -> Params:
     """Random float32 parameters with a head `score`, drawn as transformers draws them."""
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     return dict(model.lazy_init(key, ids, method="everything")["params"])
 
 
 @functools.cache
-def features(model: GPT2) -> Callable[..., Array]:
+def features(model: Any) -> Callable[..., Array]:
     """(params, input_ids (batch, tokens), attention_mask or None) -> (batch, width), what a task's head reads.
 
     A model always gives the same function: `jit` caches hold.
@@ -190,7 +190,7 @@ def features(model: GPT2) -> Callable[..., Array]:
 
 
 @functools.cache
-def logits(model: GPT2) -> Callable[..., Array]:
+def logits(model: Any) -> Callable[..., Array]:
     """(params with `score`, input_ids, attention_mask or None) -> (batch, labels)."""
     apply = _method(model, "__call__")
 
@@ -202,13 +202,13 @@ def logits(model: GPT2) -> Callable[..., Array]:
 
 
 @functools.cache
-def next_token_logits(model: GPT2) -> Callable[..., Array]:
+def next_token_logits(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None) -> (batch, tokens, vocabulary): of the token after each one."""
     return _method(model, "token_logits")
 
 
-def _method(model: GPT2, name: str) -> Callable[..., Array]:
-    def apply(params, input_ids, attention_mask=None):
+def _method(model: Any, name: str) -> Callable[..., Array]:
+    def apply(params, input_ids, attention_mask=None) -> Any:
         return model.apply({"params": params}, input_ids, attention_mask, method=name)
     return apply
 

@@ -90,14 +90,14 @@ def spec(config: Any, *, pooler: bool = False) -> Spec:
     return bert_network.spec(config, pooler=pooler)
 
 
-def init(model: RoBERTa, key: Array) -> Params:
+def init(model: Any, key: Array) -> Params:
     """Random float32 parameters with both heads, drawn as transformers draws them."""
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
     return dict(model.lazy_init(key, ids, method="everything")["params"])
 
 
 @functools.cache
-def features(model: RoBERTa) -> Callable[..., Array]:
+def features(model: Any) -> Callable[..., Array]:
     """(params, input_ids (batch, tokens), attention_mask or None) -> (batch, width), what a task's head reads.
 
     A model always gives the same function: `jit` caches hold.
@@ -106,7 +106,7 @@ def features(model: RoBERTa) -> Callable[..., Array]:
 
 
 @functools.cache
-def logits(model: RoBERTa) -> Callable[..., Array]:
+def logits(model: Any) -> Callable[..., Array]:
     """(params with `classifier`, input_ids, attention_mask or None) -> (batch, labels)."""
     apply = _method(model, "__call__")
 
@@ -118,13 +118,13 @@ def logits(model: RoBERTa) -> Callable[..., Array]:
 
 
 @functools.cache
-def masked_token_logits(model: RoBERTa) -> Callable[..., Array]:
+def masked_token_logits(model: Any) -> Callable[..., Array]:
     """(params with `lm_head`, input_ids, attention_mask or None) -> (batch, tokens, vocabulary)."""
     return _method(model, "token_logits")
 
 
-def _method(model: RoBERTa, name: str) -> Callable[..., Array]:
-    def apply(params, input_ids, attention_mask=None):
+def _method(model: Any, name: str) -> Callable[..., Array]:
+    def apply(params, input_ids, attention_mask=None) -> Any:
         return model.apply({"params": params}, input_ids, attention_mask, method=name)
     return apply
 

@@ -11,7 +11,7 @@ table of both stacks and, unless there is an `lm_head`, the output layer.
 """
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -38,7 +38,7 @@ def init(model: T5, key: Array) -> Params:
 
 
 @functools.cache
-def logits(model: T5) -> Callable[..., Array]:
+def logits(model: Any) -> Callable[..., Array]:
     """(params, input_ids (batch, tokens), attention_mask or None, decoder_ids) -> (batch, decoder tokens, vocabulary).
 
     A model always gives the same function: `jit` caches hold.
@@ -50,7 +50,7 @@ def logits(model: T5) -> Callable[..., Array]:
 
 
 @functools.cache
-def token_log_probs(model: T5) -> Callable[..., Array]:
+def token_log_probs(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None, targets (batch, tokens)) -> log p of each target, given those before.
 
     The decoder reads the start token and then the targets. Targets that are padding or −100 get 0.
@@ -63,7 +63,7 @@ def token_log_probs(model: T5) -> Callable[..., Array]:
 
 
 @functools.cache
-def choice_log_probs(model: T5) -> Callable[..., Array]:
+def choice_log_probs(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None, choices) -> (batch, choices): Σ over a choice's tokens of log p.
 
     choices: (batch, choices, tokens), or (choices, tokens) where all examples have the same; padded with the pad token
@@ -85,7 +85,7 @@ def choice_log_probs(model: T5) -> Callable[..., Array]:
 
 
 @functools.cache
-def loss(model: T5) -> Callable[..., Array]:
+def loss(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None, targets) -> −log p, the mean over all targets but padding."""
     def apply(params, input_ids, attention_mask, targets):
         found = token_log_probs(model)(params, input_ids, attention_mask, targets)
@@ -94,7 +94,7 @@ def loss(model: T5) -> Callable[..., Array]:
 
 
 @functools.cache
-def generate(model: T5, *, max_new_tokens: int = 32) -> Callable[..., Array]:
+def generate(model: Any, *, max_new_tokens: int = 32) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None) -> (batch, max_new_tokens): always the likeliest next token.
 
     After an end-of-text token, padding follows. Keys and values of earlier tokens are kept, and it stops when all
@@ -105,8 +105,8 @@ def generate(model: T5, *, max_new_tokens: int = 32) -> Callable[..., Array]:
         memory, batch = _encode(model, params, input_ids, attention_mask), jnp.shape(input_ids)[0]
 
         def step(token, position, cache):
-            scores, cache = model.apply({"params": params}, token, position, memory, attention_mask, cache,
-                                        method="step")
+            found: Any = model.apply({"params": params}, token, position, memory, attention_mask, cache, method="step")
+            scores, cache = found
             return jnp.argmax(scores, axis=-1).astype(jnp.int32), cache
 
         return _greedy(step, _empty_cache(model.config, batch, max_new_tokens, memory.dtype), batch, max_new_tokens,
@@ -138,17 +138,17 @@ def _empty_cache(s: Spec, batch: int, length: int, dtype: Any) -> tuple:
     return tuple(((empty, empty), None) for _ in range(s.decoder_depth))
 
 
-def _encode(model: T5, params: Params, input_ids: Any, attention_mask: Any) -> Array:
+def _encode(model: T5, params: Params, input_ids: Any, attention_mask: Any) -> Any:
     return model.apply({"params": params}, input_ids, attention_mask, method="encode")
 
 
-def _targets(model: T5, params: Params, memory: Array, attention_mask: Any, targets: Array) -> Array:
+def _targets(model: T5, params: Params, memory: Any, attention_mask: Any, targets: Array) -> Array:
     """log p of targets (batch, tokens), 0 at padding."""
     counts = _counts(model, targets)
     targets = jnp.where(counts, targets, model.config.pad)
     start = jnp.full_like(targets[:, :1], model.config.start)
-    scores = model.apply({"params": params}, jnp.concatenate([start, targets[:, :-1]], axis=1), memory, attention_mask,
-                         method="decode")
+    inputs = jnp.concatenate([start, targets[:, :-1]], axis=1)
+    scores: Any = model.apply({"params": params}, inputs, memory, attention_mask, method="decode")
     scores = scores.astype(jnp.float32) if jnp.finfo(scores.dtype).bits < 32 else scores
     chosen = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
     return jnp.where(counts, chosen - jax.nn.logsumexp(scores, axis=-1), 0)
@@ -190,7 +190,7 @@ def _network(config: Any, names: Collection[str]) -> T5:
     return T5(spec(config, tied="lm_head.weight" not in names))
 
 
-def _config_text(config: Any, params: Params) -> str:
+def _config_text(config: Any, params: Mapping[str, Any]) -> str:
     """Says whether the output layer is tied, as readers before transformers 5 need it."""
     text = files.config_text(config, params)
     untied = "lm_head" in params and not getattr(config, "scale_decoder_outputs", True)
