@@ -324,7 +324,8 @@ def test_a_hub_name_that_cannot_be_had(monkeypatch):
         raise LocalEntryNotFoundError("Cannot find an appropriate cached snapshot folder.\nMore about it.")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(ValueError, match=r"^'openai/no-such-clip' is no folder here .*: Cannot find an .* folder\. Offline, give"):
+    said = r"^'openai/no-such-clip' is no folder here .*: Cannot find an .* folder\. Offline, give"
+    with pytest.raises(ValueError, match=said):
         clip.from_pretrained("openai/no-such-clip")
 
 
