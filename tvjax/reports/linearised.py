@@ -136,7 +136,7 @@ def planes(run) -> Section:
             drawn[f"{way}: ξ of {a} and {b}"] = figures.surface(xi, label="ξ", **axes)
             drawn[f"{way}: mean loss of {a} and {b}"] = figures.surface(
                 joint, label="cross-entropy", logarithmic=bool((joint > 0).all()), **axes,
-                marks={"θ0": (0, 0), a: (0, 1), b: (1, 0)})
+                marks={"θ0": (0.0, 0.0), a: (0.0, 1.0), b: (1.0, 0.0)})
             inside = (grid >= 0) & (grid <= 1)
             lines.append((f"{way}, {a} and {b}", float(xi[np.ix_(inside, inside)].mean()), float(xi.mean())))
     words = ("ξ(α₁, α₂): the share of test answers of each of two tasks that the other's vector changes, summed; the "
@@ -182,7 +182,7 @@ def scaling(run) -> Section:
     """Fusion over the number of trained numbers."""
     rows = part(run.rows, "scaling")
     mine = [row for row in rows if row["metric"] == "normalised accuracy"]
-    drawn = {f"{TITLES[fusion]}: normalised test accuracy over trained numbers": figures.lines(
+    drawn = {f"Over trained numbers: {TITLES[fusion]}, normalised test accuracy": figures.lines(
         {way: {row["trained"]: [100 * other["value"] for other in mine if other["way"] == way
                                 and other["trained"] == row["trained"] and other["fusion"] == fusion]
                for row in sorted((row for row in mine if row["way"] == way), key=lambda row: row["trained"])}
