@@ -133,14 +133,15 @@ def sweeps(args):
         data.append((head, (split.images[:args.images], split.labels[:args.images] % args.classes)))
     family, predict = mixtures.family(encode, theta0, linear=True), evaluation.classify_linearised(encode)
     line = np.array(GRID)[:, None]
-    one = lambda: mixtures.mixture_accuracy(family, taus[:1], line, *data[0])
+    one = lambda: mixtures.mixture_accuracy(family, taus[:1], line, *data[0], batch=args.images)
     plain = lambda: [x["a"] for x in evaluation.sweep(predict, theta0, taus[0], GRID, {"a": data[0]},
-                                                      place=evaluation.paired)]
+                                                      place=evaluation.paired, batch=args.images)]
     report("21 α along one direction", plain, one, lambda a, b: np.abs(np.array(a) - np.array(b)).max())
     grid = np.linspace(-2, 2, 21)
     images = [(head, inputs) for head, (inputs, _) in data]
-    flat = lambda: mixtures.plane(family, *taus, *data, grid).xi
-    pointwise = lambda: evaluation.disentanglement(predict, theta0, *taus, *images, grid, place=evaluation.paired)
+    flat = lambda: mixtures.plane(family, *taus, *data, grid, batch=args.images).xi
+    pointwise = lambda: evaluation.disentanglement(predict, theta0, *taus, *images, grid, place=evaluation.paired,
+                                                   batch=args.images)
     report("ξ on 21 × 21 points", pointwise, flat, lambda a, b: np.abs(a - b).max(), repeat=1)
 
 
