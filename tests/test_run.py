@@ -215,6 +215,7 @@ def test_trouble_with_the_disk_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setattr(run, "run", full)
     monkeypatch.setattr(run, "CONFIG", type("Flag", (), {"value": None}))
     monkeypatch.setattr(run, "WORKDIR", type("Flag", (), {"value": None}))
+    monkeypatch.setattr(run, "TRACK", type("Flag", (), {"value": None}))
     monkeypatch.setattr(run, "TRACEBACK", type("Flag", (), {"value": False}))
     with pytest.raises(SystemExit) as ended:
         run.main([])

@@ -12,7 +12,7 @@ import pytest
 from tvjax import reports, results, tree
 from tvjax.compression import bits
 from tvjax.data import glyphs
-from tvjax.experiment import nonoverlap, orders, planning, tall, tall_plan
+from tvjax.experiment import nonoverlap, orders, planning, study, tall, tall_plan
 from tvjax.experiment.loading import Problem
 from tvjax.reports import tall as tall_report
 
@@ -58,7 +58,7 @@ def made_up(plan) -> Problem:
 def done(tmp_path_factory, quick_compilation):
     """(folder, rows, what was said) of the local config on the made-up problem."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(tall, "problem", made_up)
+    patch.setattr(study, "problem", made_up)
     folder, said = tmp_path_factory.mktemp("tall") / "run", []
     yield folder, tall.run(config(), folder, say=said.append, progress=False), said
     patch.undo()
@@ -158,7 +158,7 @@ def test_report(done):
 def test_a_second_run_measures_nothing_again(done, monkeypatch):
     folder, rows, _ = done
     monkeypatch.setattr(nonoverlap.training, "fit", None)
-    monkeypatch.setattr(tall.evaluation, "accuracy", None)
+    monkeypatch.setattr(study.evaluation, "accuracy", None)
     said = []
     again = tall.run(config(), folder, say=said.append, progress=False)
     steady = lambda found: [{k: v for k, v in row.items() if k != "seconds"} for row in found

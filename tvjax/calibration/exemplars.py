@@ -116,8 +116,8 @@ def objective(predict: Callable, loss: str) -> Callable:
 def entropy(logits):
     """−Σ p log p of softmax(logits) over the last axis, in nats; a class at −1e9 adds nothing.
 
-    >>> entropy(jnp.array([0.0, 0.0, -1e9])).round(2).item() == jnp.log(2.0).round(2)
-    Array(True, dtype=bool)
+    >>> round(float(entropy(jnp.array([0.0, 0.0, -1e9]))), 2)
+    0.69
     """
     log_p = jax.nn.log_softmax(logits)
     return -(jnp.exp(log_p) * log_p).sum(-1)

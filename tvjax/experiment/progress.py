@@ -21,7 +21,7 @@ def counted(items: Iterable[Any], say: Callable[[str], Any], what: str) -> Itera
             say(f"{done} of {len(items)} {what} done; about {duration(rest * each)} left for the others")
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | int) -> str:
     """Seconds in words.
 
     >>> duration(42.4), duration(150), duration(5400)

@@ -69,7 +69,7 @@ def heat_map(matrix, *, rows: Sequence[str], columns: Sequence[str], label: str,
 
 
 def surface(values, *, xs, ys, label: str, x: str, y: str, box: float | None = None, logarithmic: bool = False,
-            marks: Mapping[str, tuple[float, float]] | None = None) -> Figure:
+            marks: Mapping[str, Sequence] | None = None) -> Figure:
     """A function of two numbers, `values[i, j]` at (xs[j], ys[i]); `box`: the side of a dashed square [0, box]²."""
     figure, axes = plain(5.0, 4.0)
     norm = LogNorm() if logarithmic else None
