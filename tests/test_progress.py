@@ -12,5 +12,6 @@ def test_what_is_left_follows_from_what_was_done(monkeypatch):
 
 def test_one_item_needs_no_words():
     said = []
-    assert list(progress.counted([1], said.append, "seeds")) == [1] and list(progress.counted([], said.append, "")) == []
+    assert list(progress.counted([1], said.append, "seeds")) == [1]
+    assert list(progress.counted([], said.append, "")) == []
     assert not said

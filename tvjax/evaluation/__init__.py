@@ -23,7 +23,7 @@ from tvjax.evaluation.top1 import (
 
 __all__ = [
     "Cost", "GRID", "Search", "absolute", "accuracies", "accuracy", "cached", "classify", "classify_linearised",
-    "combined", "content_key", "disagreement", "disentanglement", "disentanglement_pairs", "features", "linear_probe", "meter",
-    "moved", "nonlinear_advantage", "normalised", "off_diagonal_mean", "paired", "predictions", "search", "search_negation",
-    "shifted", "sweep", "zero_shot_head",
+    "combined", "content_key", "disagreement", "disentanglement", "disentanglement_pairs", "features",
+    "linear_probe", "meter", "moved", "nonlinear_advantage", "normalised", "off_diagonal_mean", "paired",
+    "predictions", "search", "search_negation", "shifted", "sweep", "zero_shot_head",
 ]

@@ -26,7 +26,7 @@ def cached(path, compute, *parts):
     return value
 
 
-_READ: dict = {}  # {file: (what of it was read, {key: value})}: a file of thousands of lines is read once, not at each look
+_READ: dict = {}  # {file: (what of it was read, {key: value})}: thousands of lines are read once, not at each look
 
 
 def _kept(path):
