@@ -66,7 +66,7 @@ def test_classes_are_drawn_from_the_softmax():
 def test_choices_of_a_text_to_text_model():
     """The logit of a choice is the sum of its tokens' log-probabilities; embeddings and head are not scored."""
     model = t5.T5(t5.Spec(vocabulary=9, width=4, head_width=2, hidden=4, depth=1, decoder_depth=1, heads=2))
-    params = t5.init(model, jax.random.key(0))
+    params = jax.jit(lambda key: t5.init(model, key))(jax.random.key(0))
     ids, mask = jnp.array(RNG.integers(2, 9, (3, 4)), jnp.int32), jnp.ones((3, 4), bool)
     choices = jnp.array([[[3, 1, 0], [4, 5, 1]], [[2, 2, 1], [5, 1, 0]], [[7, 1, 0], [8, 1, 0]]])
     scored, frozen = tree.partition(params, calibration.scored(params))
@@ -75,11 +75,10 @@ def test_choices_of_a_text_to_text_model():
     labels = calibration.draw_classes(logits, scored, examples, frozen)
     found = calibration.sensitivity(logits, scored, examples, frozen, score="logit_sq")
     of = t5.token_log_probs(model)
-    total = jax.tree.map(jnp.zeros_like, scored)
-    for i, (y,) in enumerate(labels):
-        f = lambda p, i=i, y=y: of(tree.union(p, frozen), ids[i:i + 1], mask[i:i + 1], choices[i:i + 1, y]).sum()
-        total = jax.tree.map(lambda t, g: t + g**2 / 3, total, jax.grad(f)(scored))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, total)
+    gradient = jax.jit(jax.grad(lambda p, *inputs: of(tree.union(p, frozen), *inputs).sum()))
+    grads = [gradient(scored, ids[i:i + 1], mask[i:i + 1], choices[i:i + 1, y]) for i, (y,) in enumerate(labels)]
+    loop = jax.tree.map(lambda *leaves: np.mean([np.asarray(x) ** 2 for x in leaves], 0), *grads)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, loop)
 
 
 def calibrate(**options):
