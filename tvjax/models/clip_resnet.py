@@ -81,7 +81,7 @@ def image_features(model: Any) -> Callable[[Params, Array], Array]:
 
     Not normalised. A model always gives the same function: `jit` caches hold.
     """
-    def apply(params, pixels):
+    def apply(params, pixels) -> Any:
         return model.apply(_variables(params), pixels, method="image_features")
     return apply
 
@@ -110,7 +110,7 @@ def text_features(model: Any) -> Callable[..., Array]:
 @functools.cache
 def logits(model: Any) -> Callable[..., Array]:
     """(params joined with statistics, pixels, input_ids) -> exp(logit_scale) · cosines, (images, prompts)."""
-    def apply(params, pixels, input_ids):
+    def apply(params, pixels, input_ids) -> Any:
         return model.apply(_variables(params), pixels, input_ids)
     return apply
 

@@ -111,7 +111,7 @@ def _config(family: Family) -> Callable[[Path], Config]:
         import transformers
 
         kind = model_type(folder)
-        if kind not in family.kinds:
+        if kind is None or kind not in family.kinds:
             raise ValueError(f"{folder / 'config.json'} says model_type {kind!r}; this reads "
                              f"{' and '.join(family.kinds)}{other_module(kind)}.")
         return getattr(transformers, family.kinds[kind]).from_pretrained(folder)

@@ -177,7 +177,7 @@ def spec(config: Any, *, tied: bool = True) -> Spec:
 def init(model: Any, key: Array) -> Params:
     """Random float32 parameters with a head `score`, drawn as transformers draws them."""
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    return dict(model.lazy_init(key, ids, method="everything")["params"])
+    return dict(model.lazy_init(key, ids, method=GPT2.everything)["params"])
 
 
 @functools.cache

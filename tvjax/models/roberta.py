@@ -93,7 +93,7 @@ def spec(config: Any, *, pooler: bool = False) -> Spec:
 def init(model: Any, key: Array) -> Params:
     """Random float32 parameters with both heads, drawn as transformers draws them."""
     ids = jax.ShapeDtypeStruct((1, 2), jnp.int32)
-    return dict(model.lazy_init(key, ids, method="everything")["params"])
+    return dict(model.lazy_init(key, ids, method=RoBERTa.everything)["params"])
 
 
 @functools.cache

@@ -43,7 +43,7 @@ def logits(model: Any) -> Callable[..., Array]:
 
     A model always gives the same function: `jit` caches hold.
     """
-    def apply(params, input_ids, attention_mask, decoder_ids):
+    def apply(params, input_ids, attention_mask, decoder_ids) -> Any:
         _check(model, input_ids, attention_mask, decoder_ids)
         return model.apply({"params": params}, input_ids, attention_mask, decoder_ids)
     return apply
