@@ -79,8 +79,8 @@ if PUBLIC:
     rows = run(config, RUNS / "public-clip")
 else:
     config.finetuned = tuple(f"{task}={RUNS / 'experts' / f'clip-{task}'}" for task in config.tasks)
-    config.merges = [dict(name="average"), dict(name="task_arithmetic"), dict(name="ties", density=0.2),
-                     dict(name="iso_c", scales=(0.5, 1.0, 1.5))]
+    config.merges = (dict(name="average"), dict(name="task_arithmetic"), dict(name="ties", density=0.2),
+                     dict(name="iso_c", scales=(0.5, 1.0, 1.5)))
     rows = experiment.run(config, RUNS / "checkpoints", progress=False)
 
 # %% [markdown]

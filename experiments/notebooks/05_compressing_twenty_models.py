@@ -49,7 +49,7 @@ from tvjax.experiment.finetune import finetune
 config = runpy.run_path(str(ROOT / "configs" / "quickstart.py"))["get_config"]()
 config.update(name="twenty", counts=(4,), seeds=(0, 1, 2, 3, 4), batch=100)
 config.examples.update(train=640, val=50, test=100)
-config.finetune.update(steps=10, batch=16, warmup=1)
+config.finetune.update(steps=12, batch=16, warmup=2)
 plan = experiment.plan(config)
 problem = experiment.problem(plan)
 names = [(task, seed) for seed in plan.seeds for task in plan.tasks]
