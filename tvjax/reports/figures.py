@@ -52,7 +52,8 @@ def heat_map(matrix, *, rows: Sequence[str], columns: Sequence[str], label: str,
              diverging: bool = False, digits: int = 2) -> Figure:
     """A matrix with its numbers written in; `diverging` puts white at 0."""
     matrix = np.asarray(matrix, float)
-    figure, axes = plain(2.4 + 0.5 * len(columns), 1.3 + 0.36 * len(rows))
+    across, up = (max(map(len, map(str, names)), default=0) for names in (rows, columns))  # room for their letters
+    figure, axes = plain(1.9 + 0.07 * across + 0.5 * len(columns), 0.9 + 0.06 * up + 0.36 * len(rows))
     top = np.nanmax(np.abs(matrix)) or 1.0
     limits = {"vmin": -top, "vmax": top} if diverging else {}
     image = axes.imshow(matrix, cmap=colormaps["RdBu_r" if diverging else "cividis"], aspect="auto", **limits)
