@@ -113,8 +113,8 @@ def test_rows_of_every_study(done):
     main = {row["method"] for row in rows if row.get("section") == "main"}
     assert len(main) == 3 * len(own.bases)
     forms = {row["method"] for row in rows if row.get("section") == "forms"}
-    assert forms == {"cross_entropy, mean_abs", "entropy, mean_abs", "pairs, q = 0.99", "magnitude, 0.01 removed",
-                     "sign × 0.5"}
+    assert forms == {"no region", "cross_entropy, mean_abs", "entropy, mean_abs", "pairs, q = 0.99",
+                     "magnitude, 0.01 removed", "sign × 0.5"}
     drawn = {(row["count"], row["draw"]) for row in rows if row.get("section") == "exemplars"}
     assert drawn == {(2, 0), (2, 1)}
     share = {row["method"]: row["value"] for row in results.select(rows, metric="kept share")}

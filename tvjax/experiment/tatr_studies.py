@@ -23,8 +23,9 @@ def forms(bench: Bench, regions: Regions, taus, anchors) -> list[dict]:
     todo, found = bench.todo, []
     region = merging.trust_region(quantile=todo.quantile)
     gradients = regions.usual()
-    tries = [(f"{loss}, {reduce}", region, regions.gradients(loss=loss, reduce=reduce, count=todo.exemplars), loss)
-             for loss, reduce in ((todo.loss, todo.reduce), *todo.sources)]
+    tries: list = [("no region", merging.identity(), None, None)]
+    tries += [(f"{loss}, {reduce}", region, regions.gradients(loss=loss, reduce=reduce, count=todo.exemplars), loss)
+              for loss, reduce in ((todo.loss, todo.reduce), *todo.sources)]
     tries += [(f"pairs, q = {q:g}", merging.trust_pairs(quantile=q), gradients, todo.loss) for q in todo.pairs]
     tries += [(f"magnitude, {share:g} removed", merging.tails(gamma=share, scope="global"), None, None)
               for share in todo.removals]
