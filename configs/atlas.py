@@ -53,7 +53,7 @@ def get_config(arg="addition"):
         tasks=tasks,
         counts=(count,),
         seeds=(0, 1, 2) if many else (0,),  # of the task vectors; elsewhere several draws of shots
-        examples=dict(train=96, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
+        examples=dict(train=400, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
         finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
         finetuned=(),
         vectors="",                   # the folder of another run with the same model, data and recipe
