@@ -23,7 +23,7 @@ from jaxtyping import Array, Float
 
 from tvjax.models import files
 from tvjax.models.files import Pretrained, save_pretrained
-from tvjax.models.layers import ACTIVATIONS, Conv1D, Embedding, LayerNorm, Linear
+from tvjax.models.layers import ACTIVATIONS, Conv1D, Embedding, LayerNorm, Linear, of_tokens
 
 __all__ = ["GPT2", "Pretrained", "Spec", "backbone", "features", "from_pretrained", "init", "logits",
            "next_token_logits", "save_pretrained", "spec"]
@@ -186,13 +186,13 @@ def features(model: Any) -> Callable[..., Array]:
 
     A model always gives the same function: `jit` caches hold.
     """
-    return _method(model, "features")
+    return of_tokens(model, "features")
 
 
 @functools.cache
 def logits(model: Any) -> Callable[..., Array]:
     """(params with `score`, input_ids, attention_mask or None) -> (batch, labels)."""
-    apply = _method(model, "__call__")
+    apply = of_tokens(model, "__call__")
 
     def classify(params, input_ids, attention_mask=None):
         if "score" not in params:
@@ -204,13 +204,7 @@ def logits(model: Any) -> Callable[..., Array]:
 @functools.cache
 def next_token_logits(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None) -> (batch, tokens, vocabulary): of the token after each one."""
-    return _method(model, "token_logits")
-
-
-def _method(model: Any, name: str) -> Callable[..., Array]:
-    def apply(params, input_ids, attention_mask=None) -> Any:
-        return model.apply({"params": params}, input_ids, attention_mask, method=name)
-    return apply
+    return of_tokens(model, "token_logits")
 
 
 def backbone(params: Params) -> Params:

@@ -4,6 +4,7 @@ A model built of these needs no conversion: the dotted path of a leaf is its key
 a module of its own, so `flax.linen.intercept_methods` can wrap it by its path (adapters, features, Gram matrices).
 """
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -159,3 +160,10 @@ class Attention(nn.Module):
         with jax.numpy_dtype_promotion("standard"):  # jax 0.10 takes its softmax in float32 whatever the inputs are
             y = jax.nn.dot_product_attention(query, key, value, mask=seen, is_causal=self.causal, implementation="xla")
         return Linear(width, std=self.out_std, name="out_proj")(y.reshape(x.shape))
+
+
+def of_tokens(model: Any, name: str) -> Callable[..., Array]:
+    """A method of a model of tokens as a function (params, input_ids, attention_mask or None) -> what it gives."""
+    def apply(params, input_ids, attention_mask=None) -> Any:
+        return model.apply({"params": params}, input_ids, attention_mask, method=name)
+    return apply

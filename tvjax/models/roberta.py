@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from tvjax.models import bert_network, files
 from tvjax.models.bert_network import BERT, Spec
 from tvjax.models.files import Pretrained, save_pretrained
-from tvjax.models.layers import ACTIVATIONS, LayerNorm, Linear
+from tvjax.models.layers import ACTIVATIONS, LayerNorm, Linear, of_tokens
 
 __all__ = ["Pretrained", "RoBERTa", "Spec", "backbone", "features", "from_pretrained", "init", "logits",
            "masked_token_logits", "save_pretrained", "spec"]
@@ -102,13 +102,13 @@ def features(model: Any) -> Callable[..., Array]:
 
     A model always gives the same function: `jit` caches hold.
     """
-    return _method(model, "features")
+    return of_tokens(model, "features")
 
 
 @functools.cache
 def logits(model: Any) -> Callable[..., Array]:
     """(params with `classifier`, input_ids, attention_mask or None) -> (batch, labels)."""
-    apply = _method(model, "__call__")
+    apply = of_tokens(model, "__call__")
 
     def classify(params, input_ids, attention_mask=None):
         if "classifier" not in params:
@@ -120,13 +120,7 @@ def logits(model: Any) -> Callable[..., Array]:
 @functools.cache
 def masked_token_logits(model: Any) -> Callable[..., Array]:
     """(params with `lm_head`, input_ids, attention_mask or None) -> (batch, tokens, vocabulary)."""
-    return _method(model, "token_logits")
-
-
-def _method(model: Any, name: str) -> Callable[..., Array]:
-    def apply(params, input_ids, attention_mask=None) -> Any:
-        return model.apply({"params": params}, input_ids, attention_mask, method=name)
-    return apply
+    return of_tokens(model, "token_logits")
 
 
 def backbone(params: Params) -> Params:
