@@ -54,7 +54,7 @@ def environment():
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **{name: _version(name) for name in PACKAGES},
         "python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count(),
-        "device": f"{jax.device_count()} x {device.platform} {device.device_kind}",
+        "device": f"{jax.device_count()} x {device.device_kind}",
     }
 
 
