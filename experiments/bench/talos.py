@@ -129,7 +129,7 @@ def torch_way(model, params, images, labels, head, chunk):
 
     def f(weights, image, label):
         features = torch.func.functional_call(module, weights, (image[None],)).image_embeds[0]
-        return torch.log_softmax(features / features.norm() @ head, -1)[label]
+        return torch.log_softmax(features / features.norm() @ head, -1).gather(0, label[None])[0]  # vmap cannot index
     gradient = torch.func.vmap(torch.func.grad(f), (None, 0, 0))
 
     def run():
