@@ -102,7 +102,8 @@ def theirs(args) -> dict:
     make = lambda: CLIPVisionModelWithProjection(config)
     base, tuned = make(), [make() for _ in range(args.tasks)]
     tensors = sum(1 for _ in base.parameters())
-    module = LayerWiseMergedModel(get_layer_wise_weights(args.tasks, tensors, init_values=0.3), base, tuned)
+    module = LayerWiseMergedModel(get_layer_wise_weights(args.tasks, tensors, init_values=0.3), base, tuned,
+                                  strict=False)  # position_ids is a buffer that no state dict holds
     optimizer = torch.optim.Adam([module.merge_weight], lr=1e-3)
     heads, seconds = [torch.randn(PROJECTION, CLASSES) for _ in range(args.tasks)], []
     module.train()
