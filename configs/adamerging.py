@@ -2,6 +2,9 @@
 
     python -m tvjax.run --config=configs/adamerging.py:8
     python -m tvjax.run --config=configs/adamerging.py:8 --config.vectors=runs/glyphs-8   # its task vectors, if it ran
+    python -m tvjax.run --config=configs/adamerging.py:20         # as many as the glyphs have: memory is what it tries
+    python -m tvjax.run --config=configs/adamerging.py:minilm     # sentences under MiniLM, as configs/minilm.py:quick
+    python -m tvjax.run --config=configs/adamerging.py:vision     # real digits, as configs/vision.py
     python -m tvjax.run --config=configs/adamerging.py:paper      # 500 steps of two batches at 1e-3, as released
     python -m tvjax.run --config=configs/adamerging.py:runlocal
 
@@ -9,9 +12,12 @@ Protocol: coefficients from 0.3, clamped to [0, 1], Adam on the entropy of predi
 each task a step. `:8` takes 60 steps at 1e-2, which suits two cores; `:paper` is the released code's. Whatever saw
 test inputs is kept in a table of its own; `adapt_on="val"` adapts to validation inputs instead. Surgery has rank 16.
 """
+import pathlib
+import runpy
+
 from ml_collections import ConfigDict
 
-COUNTS = {"": 8, "8": 8, "paper": 8, "runlocal": 3}
+COUNTS = {"": 8, "8": 8, "20": 20, "minilm": 4, "vision": 4, "paper": 8, "runlocal": 3}
 
 
 def get_config(arg=""):
@@ -22,7 +28,7 @@ def get_config(arg=""):
     local, paper, count = arg == "runlocal", arg == "paper", COUNTS[arg]
     group = lambda **fields: ConfigDict(fields)
     method = lambda label, by="tensor", ties=False, region="none": group(label=label, by=by, ties=ties, region=region)
-    return ConfigDict(dict(
+    config = ConfigDict(dict(
         job="adamerging",
         name=f"adamerging-{arg or 8}",
         model="glyphs",
@@ -63,3 +69,13 @@ def get_config(arg=""):
                           steps=20 if local else 1000, lr=1e-3, batch=16),
         ),
     ))
+    return on_suite(config, arg) if arg in ("minilm", "vision") else config
+
+
+def on_suite(config, arg):
+    """The study on the model, tasks, data and recipe that configs/tatr.py has under this argument."""
+    theirs = runpy.run_path(str(pathlib.Path(__file__).with_name("tatr.py")))["get_config"](arg)
+    for name in ("model", "suite", "sources", "tasks", "control", "counts", "examples", "finetune", "batch", "data",
+                 "scales"):
+        config[name] = theirs[name]
+    return config

@@ -3,6 +3,9 @@
     python -m tvjax.run --config=configs/tall.py:8
     python -m tvjax.run --config=configs/tall.py:20 --config.vectors=runs/glyphs-20   # its task vectors, if it ran
     python -m tvjax.run --config=configs/tall.py:minilm       # sentences under MiniLM; data as in configs/minilm.py
+    python -m tvjax.run --config=configs/tall.py:vision       # real digits; data as in configs/vision.py
+    python -m tvjax.run --config=configs/tall.py:ia3          # task vectors of (IA)³'s factors, which begin at 1
+    python -m tvjax.run --config=configs/tall.py:clip8        # published CLIPs: clip8, clip14, clip20; needs the hub
     python -m tvjax.run --config=configs/tall.py:runlocal
 
 Protocol: fine-tuned models of 8, 14 and 20 tasks; λ of a task from 0.2 … 0.6 and α from 0, 0.1, …, 1, first maxima on
@@ -15,18 +18,25 @@ Cars, DTD, EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN (8); CIFAR100, STL10, F
 EMNIST, CIFAR10, Food101, FashionMNIST, RenderedSST2, KMNIST (20). Text: T5-large (LM-adapted) on QASC, QuaRTz, PAWS,
 StoryCloze, WikiQA, Winogrande, WSC (7); CosmosQA, QASC, QuAIL, QuaRTz, PAWS, ROPES, SocialIQA, WikiQA (8 of question
 answering).
-With (IA)³ factors θ0 is 1 and k = 1.
+With (IA)³ factors θ0 is 1 and k = 1, as in `:ia3`. `--config.tall.save=True` leaves what every codec wrote in the
+run's folder, to be read by `tvjax.compression.encoded`.
 """
+import pathlib
+import runpy
+
 from ml_collections import ConfigDict
 
+OTHERS = ("minilm", "vision", "ia3", "clip8", "clip14", "clip20")
+SHARED = ("model", "suite", "sources", "tasks", "control", "counts", "seeds", "examples", "finetune", "finetuned",
+          "batch", "data")  # what is taken from another config
 COUNTS = {"": (8,), "8": (8,), "14": (8, 14), "20": (8, 14, 20), "runlocal": (3,)}
 
 
 def get_config(arg=""):
-    if arg == "minilm":
-        return of_sentences()
+    if arg in OTHERS:
+        return factors() if arg == "ia3" else of_suite(arg)
     if arg not in COUNTS:
-        raise ValueError(f"tall takes {', '.join(f':{name}' for name in COUNTS if name)}, :minilm; got :{arg}")
+        raise ValueError(f"tall takes {', '.join(f':{name}' for name in (*COUNTS, *OTHERS) if name)}; got :{arg}")
     from tvjax.data import glyphs
     from tvjax.experiment import orders
 
@@ -83,20 +93,34 @@ def get_config(arg=""):
                 seeds=(0,),
             ),
             nonoverlap=(2,) if local else (8,),  # numbers of tasks for the control without weight interference
+            adapter=group(),          # or group(name="ia3"): its factors are tuned in place of the weights
+            save=False,               # whether what the codecs write stays in the run's folder
         ),
     ))
 
 
-def of_sentences():
-    """The suite, model, data and recipe of configs/minilm.py:quick, the masks and codecs of this file."""
-    import pathlib
-    import runpy
+def of_suite(arg):
+    """The suite, model, data and recipe of another config, the masks and codecs of this file."""
+    config, count = get_config("8"), arg.removeprefix("clip")
+    file, its = {"minilm": ("minilm", "quick"), "vision": ("vision", "")}.get(arg, ("clip_merge", f"vit_b_32,{count}"))
+    theirs = runpy.run_path(str(pathlib.Path(__file__).with_name(f"{file}.py")))["get_config"](its)
+    for name in SHARED:
+        if name in theirs:
+            config[name] = theirs[name]
+    config.name = f"tall-{arg}"
+    most = len(config.tasks)
+    config.tall.curve.counts = tuple(n for n in (2, 4, 8, 14, 20) if n <= most)
+    config.tall.curve.orders = config.tall.curve.orders[-2:] if most < 8 else config.tall.curve.orders
+    config.tall.nonoverlap = (most,) if arg == "vision" else ()
+    return config
+
+
+def factors():
+    """Eight glyph tasks whose (IA)³ factors are tuned (arXiv:2205.05638), k = 1."""
     config = get_config("8")
-    theirs = runpy.run_path(str(pathlib.Path(__file__).with_name("minilm.py")))["get_config"]("quick")
-    for name in ("model", "suite", "sources", "tasks", "control", "counts", "examples", "finetune", "batch", "data"):
-        config[name] = theirs[name]
-    config.name = "tall-minilm"
-    config.tall.curve.counts = (2, 4)
-    config.tall.curve.orders = config.tall.curve.orders[-2:]
+    config.name = "tall-ia3"
+    config.finetune = ConfigDict(dict(config.finetune, lr=1e-2, weight_decay=0.0))
+    config.tall.adapter = ConfigDict(dict(name="ia3"))
+    config.tall.bases = tuple(ConfigDict(dict(base, k=1)) for base in config.tall.bases)
     config.tall.nonoverlap = ()
     return config

@@ -9,6 +9,9 @@
     python -m tvjax.run --config=configs/talos.py:8 --config.vectors=runs/glyphs-8   # standard task vectors, if it ran
     python -m tvjax.run --config=configs/talos.py:runlocal
 
+The tenth of the weights that the output feels least moves little at the rate of standard fine-tuning: let every way
+but that choose its own on validation data by --config.talos.rates='(1e-3,3e-3,1e-2)'.
+
 Protocol: masks of the tenth of the weights to which the logits are least sensitive, on 4 rounds of validation inputs;
 masked AdamW under the recipe of standard fine-tuning; addition with α on validation data; negation with α such that
 validation accuracy on the control task stays at 95 % of the zero-shot one or above. Splits of 125 validation and 500
@@ -51,6 +54,8 @@ def get_config(arg="8"):
             group(name="top_sensitivity"),
             group(name="attention"),
             group(name="bitfit"),
+            group(name="ia3", lr=1e-2),
+            group(name="lora", lr=1e-3),
         ),
         "sparsity": (group(name="full"), group(name="talos")),
         "runlocal": (group(name="full"), group(name="talos"), group(name="lota", steps=2)),
@@ -84,6 +89,7 @@ def get_config(arg="8"):
         allow_nonfinite=False,
         talos=group(
             methods=methods,          # sparsity=0.9 unless another is given
+            rates=(),                 # learning rates from which all but full choose on validation data; or finetune.lr
             negation=group(scales=tenths[::1 if local else 2], threshold=0.95),
             sweep=group(sparsities=sparsities, seeds=(0,)),
             adamerging=group(methods=("full", "talos") if arg in ("8", "runlocal") else (), seeds=(0,), by="tensor",

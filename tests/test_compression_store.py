@@ -1,6 +1,10 @@
 """The store: written and read piece by piece, exact sizes, tasks added later, one sentence for what does not fit."""
 import json
 import os
+import pathlib
+import signal
+import subprocess
+import sys
 import tracemalloc
 
 import jax.numpy as jnp
@@ -158,6 +162,25 @@ def test_an_addition_that_fails_leaves_the_store(made, monkeypatch, step):
     opened = store.open_store(path)
     assert opened.tasks == TASKS and not list(path.rglob("*.tmp"))
     np.testing.assert_array_equal(store.load(opened, "mnist")["enc"]["weight"], before["enc"]["weight"])
+    assert store.add(opened, "new", taus[0]).tasks == (*TASKS, "new")
+
+
+def test_a_killed_addition_leaves_the_store(made):
+    """The process dies between the masks and the index: the old store is whole, and takes the task later."""
+    path, _, taus = made
+    program = f"""if True:
+        import os, signal
+        from tests import test_compression_store as here
+        from tvjax.compression import layout, store
+        layout.write_index = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        store.add(store.open_store({str(path)!r}), "new", here.problem()[1][0])
+    """
+    root = pathlib.Path(__file__).parents[1]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
+    assert subprocess.run([sys.executable, "-c", program], env=env, cwd=root).returncode == -signal.SIGKILL
+    opened = store.open_store(path)
+    assert (path / layout.mask_file("new")).exists() and opened.tasks == TASKS
+    assert all(store.load(opened, task) for task in TASKS)
     assert store.add(opened, "new", taus[0]).tasks == (*TASKS, "new")
 
 

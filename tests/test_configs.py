@@ -11,9 +11,10 @@ from tvjax import experiment, merging
 
 FOLDER = pathlib.Path(__file__).parents[1] / "configs"
 ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "runlocal"),
-             "tall": ("", "8", "14", "20", "minilm", "runlocal"),
+             "tall": ("", "8", "14", "20", "minilm", "vision", "ia3", "runlocal"),
              "talos": ("", "8", "4", "ablations", "sparsity", "minilm", "vision", "runlocal"),
-             "tatr": ("", "8", "minilm", "vision", "runlocal"), "adamerging": ("", "8", "paper", "runlocal"),
+             "tatr": ("", "8", "minilm", "vision", "runlocal"),
+             "adamerging": ("", "8", "20", "minilm", "vision", "paper", "runlocal"),
              "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
              "llora": ("", "8", "protocol", "quick", "runlocal"), "tangent": ("", "8", "quick", "runlocal"),

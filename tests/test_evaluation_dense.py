@@ -52,6 +52,23 @@ def test_tokens_of_an_encoder_take_adapters():
         dense.tokens(apply, "decoder")(theta0, x)
 
 
+def test_the_ridge_head_reads_pixels_that_tokens_tell():
+    labels = np.random.default_rng(0).integers(0, 3, (20, 4, 4))
+    tokens = np.eye(3)[labels].reshape(20, 2, 2, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(20, 4, 12)
+    head = dense.ridge_head(tokens, labels, classes=3, patch=2, ridge=1e-3)
+    logits = dense.unfold(jnp.asarray(tokens, jnp.float32), head, patch=2)
+    assert (np.asarray(logits).argmax(-1) == labels).all()
+
+
+def test_words_are_the_same_each_time_and_all_occur():
+    one, again = (glyph_scenes.words("val", count=60) for _ in range(2))
+    np.testing.assert_array_equal(one.images, again.images)
+    assert set(one.labels.tolist()) == set(range(len(glyph_scenes.WORDS)))
+    assert not np.array_equal(one.images, glyph_scenes.words("train", count=60).images)
+    with pytest.raises(ValueError, match="no split"):
+        glyph_scenes.words("all", count=1)
+
+
 def test_scenes_are_the_same_each_time_and_splits_differ():
     first, again = (glyph_scenes.load("greek scenes", "train", count=3) for _ in range(2))
     np.testing.assert_array_equal(first.images, again.images)

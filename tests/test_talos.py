@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
-from tvjax import calibration, evaluation, reports, tree, vectors
-from tvjax.experiment import negation, talos, talos_plan, talos_tuning
+from tvjax import adapters, calibration, checkpoints, evaluation, reports, tree, vectors
+from tvjax.experiment import negation, talos, talos_plan, talos_tuning, ways
 from tvjax.experiment.loading import Problem
 from tvjax.experiment.study import Bench
 from tvjax.models import clip
@@ -51,8 +51,9 @@ def bench_of(problem, folder, made, say=lambda text: None):
     return Bench(problem, todo.usual, folder / "cache.jsonl", 0, say, todo)
 
 
-WAYS = ({"name": "full"}, {"name": "talos"}, {"name": "lota", "label": "lota, vision code", "steps": 1, "off": 0.1},
-        {"name": "bitfit"})
+WAYS = ({"name": "full"}, {"name": "talos"},
+        {"name": "lota", "label": "lota, vision code", "steps": 1, "off": 0.1},
+        {"name": "bitfit", "rates": (1e-7, 0.02)}, {"name": "ia3", "lr": 0.01})
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,34 @@ def test_shares_that_may_move(run):
     _, _, rows, _ = run
     share = {row["method"]: row["value"] for row in rows_of(rows, metric="trainable", task="greek")}
     assert share["full"] == 1.0 and share["talos"] < 0.12 and 0 < share["bitfit"] < 0.5
+    assert 0 < share["ia3"] < share["bitfit"]
+
+
+def test_the_rate_is_the_first_best_on_validation_data(run):
+    folder, _, rows, _ = run
+    tried = {row["rate"]: row for row in rows_of(rows, section="rates", method="bitfit")}
+    assert set(tried) == {1e-7, 0.02} and {row["split"] for row in tried.values()} == {"val"}
+    best = max(tried, key=lambda rate: tried[rate]["value"])
+    assert [rate for rate, row in tried.items() if row["chosen"]] == [best]
+    mine, its = ((folder / "methods" / label / "seed0" / "greek.safetensors").read_bytes()
+                 for label in ("bitfit", f"bitfit, lr {best:g}"))
+    assert mine == its
+    alone = rows_of(rows, section="single", metric="accuracy", split="val", task="average", method="bitfit")
+    assert alone[0]["value"] == tried[best]["value"]
+
+
+def test_factors_are_written_into_the_weights(run, problem):
+    """(IA)³'s vector has the leaves that its factors scale alone, in proportion to θ0 along rows or columns."""
+    folder, *_ = run
+    path = folder / "adapters" / "ia3" / "seed0" / "greek.safetensors"
+    factors = tree.flatten(checkpoints.load_task_vector(path).params)
+    assert all(name.endswith("ia3_l") for name in factors) and any(np.any(x != 0) for x in factors.values())
+    method, found = adapters.build("ia3", {}), problem
+    made = adapters.dense(method, found.theta0, vectors.add(jax.tree.map(np.ones_like, tree.unflatten(factors)),
+                                                            tree.unflatten(factors)), ways.sites(found))
+    for name, x in tree.flatten(made).items():
+        less, base = factors[name.rpartition(".")[0] + ".ia3_l"], tree.flatten(found.theta0)[name]
+        np.testing.assert_allclose(x, (less if x.ndim == 2 else less[:, 0]) * base, atol=1e-7)
 
 
 def test_entries_outside_of_a_mask_keep_their_bits_and_files_are_sparse(run, problem):
@@ -218,6 +247,10 @@ def test_no_control_no_negation(problem, tmp_path):
     ({"methods": [{"name": "talos", "score": "fischer"}]}, "did you mean 'fisher'"),
     ({"methods": [{"name": "talos", "seeds": [7]}]}, "holds 7, which is none of 0"),
     ({"methods": [{"name": "talos", "label": "a/b"}]}, "names a directory"),
+    ({"methods": [{"name": "talos", "rates": [0.0]}]}, "rates are numbers above 0; got 0.0"),
+    ({"methods": [{"name": "talos", "rates": [0.1], "lr": 0.1}]}, "give one of them"),
+    ({"methods": [{"name": "full", "rates": [0.1]}, {"name": "talos"}]}, "whose learning rate is finetune.lr"),
+    ({"methods": [{"name": "ia3", "rank": 4}, {"name": "talos"}]}, "no field 'rank'"),
     ({"negation": {"scales": [1.0], "threshold": 2}}, "share of the control's accuracy"),
     ({"sweep": {"sparsities": [0.0], "seeds": [0]}}, "between 0 and 1"),
     ({"studies": {"names": ["prunning"], "seeds": [0], "budget": 1}}, "did you mean 'pruning'"),

@@ -183,6 +183,13 @@ def test_a_second_run_measures_nothing_again(done, monkeypatch):
     assert all(before[row["method"], row.get("section"), row.get("draw")] == row["value"] for row in now)
 
 
+def test_singular_gram_matrices_are_told(done):
+    """Eight inputs do not span twelve features: the sentence names the matrix and the ridge."""
+    (line,) = {text.partition("] ")[2] for text in done[2] if "singular" in text}
+    assert line.startswith("regmean: 1 of 1 Gram matrices are singular, such as that of layers.0.fc.weight")
+    assert line.endswith("a ridge of 1e-06 of the mean eigenvalue holds elsewhere")
+
+
 def test_an_empty_region_is_told(done):
     """Where no gradient is there, Ω is 0 everywhere and the merge is that without a region."""
     said, todo = [], tatr_plan.tatr_plan(config("tatr"))

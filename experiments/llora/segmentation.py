@@ -60,13 +60,9 @@ def families(encode, theta0, phi0):
     return {"LoRA": (plain, phi0, (theta0, phi0)), "L-LoRA": (linear, phi0, (theta0, phi0))}
 
 
-def head(encode, theta0, scenes, classes, ridge=1.0):
-    """(features, patch·patch·classes) by ridge regression of one-hot pixels on pretrained tokens, times 10."""
-    tokens = np.asarray(jax.jit(encode)(theta0, scenes.images)).reshape(-1, 128).astype(np.float64)
-    targets = np.eye(classes)[scenes.labels].reshape(-1, 4, PATCH, 4, PATCH, classes).transpose(0, 1, 3, 2, 4, 5)
-    targets = targets.reshape(len(tokens), -1)
-    fitted = np.linalg.solve(tokens.T @ tokens + ridge * np.eye(128), tokens.T @ targets)
-    return jnp.asarray(10 * fitted, jnp.float32)
+def head(encode, theta0, scenes, classes):
+    """The head of pixels on pretrained tokens."""
+    return dense.ridge_head(jax.jit(encode)(theta0, scenes.images), scenes.labels, classes=classes, patch=PATCH)
 
 
 def run(tokens, phi0, frozen, scenes, heads, steps, seed):

@@ -1,4 +1,4 @@
-"""Scenes of glyphs with a class for every pixel: a small task of dense prediction, drawn from Matplotlib's fonts.
+"""Scenes of glyphs with a class for every pixel, and words to read: small tasks of other kinds, in Matplotlib's fonts.
 
 A scene is 32 × 32: four cells, each empty or with one of the task's characters; pixel labels are 0 for paper and one
 more than the character's place in the task for ink. Tasks differ in script, colours and noise; splits differ in fonts.
@@ -54,6 +54,37 @@ def load(name: str, split: str, *, count: int, seed: int = 0) -> Scenes:
     clean = np.where(labels[..., None] > 0, ink, paper)
     noisy = clean + task.noise * rng.standard_normal(clean.shape, np.float32)
     return Scenes((255 * noisy.clip(0, 1)).astype(np.uint8), labels.astype(np.int32))
+
+
+WORDS = ("TREE", "LAKE", "STAR", "MOON", "BIRD", "FISH", "ROAD", "WIND")  # which of them an image spells is its class
+
+
+class Words(NamedTuple):
+    images: np.ndarray  # (N, 32, 32, 3) uint8
+    labels: np.ndarray  # (N,) int32, a place in `WORDS`
+
+
+def words(split: str, *, count: int, seed: int = 0) -> Words:
+    """`count` images that spell a word of four letters, two above two, the same for the same arguments.
+
+    >>> found = words("val", count=2)
+    >>> found.images.shape, found.labels.shape
+    ((2, 32, 32, 3), (2,))
+    """
+    if split not in glyphs.FONTS:
+        raise ValueError(f"no split {split!r}; there are {', '.join(glyphs.FONTS)}")
+    rng = np.random.default_rng([seed, len(TASKS), list(glyphs.FONTS).index(split)])
+    labels = rng.integers(0, len(WORDS), count).astype(np.int32)
+    ink = np.stack([_spelled(WORDS[label], split, rng) for label in labels])[..., None]
+    paper = rng.uniform(0.6, 1.0, (count, 1, 1, 3))
+    clean = np.where(ink, paper * rng.uniform(0.0, 0.4, (count, 1, 1, 1)), paper)
+    noisy = clean + 0.1 * rng.standard_normal(clean.shape)
+    return Words((255 * noisy.clip(0, 1)).astype(np.uint8), labels)
+
+
+def _spelled(word: str, split: str, rng) -> np.ndarray:
+    rows = [np.concatenate([_mask(char, split, rng) for char in word[at:at + 2]], 1) for at in (0, 2)]
+    return np.concatenate(rows, 0)
 
 
 def _task(name: str) -> Scene:

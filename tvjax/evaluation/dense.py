@@ -64,6 +64,23 @@ def tokens(apply: Callable, module: str, *, skip: int = 0) -> Callable:
     return run
 
 
+def ridge_head(features, labels, *, classes: int, patch: int, ridge: float = 1.0, scale: float = 10.0):
+    """The head of `unfold` by ridge regression of one-hot pixels on tokens, times `scale`: (features, patch²·classes).
+
+    features: (batch, tokens, width); labels: (batch, height, width) classes of pixels.
+
+    >>> ridge_head(np.ones((1, 1, 1)), np.array([[[0, 1], [1, 1]]]), classes=2, patch=2, scale=1.0).tolist()
+    [[0.5, 0.0, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5]]
+    """
+    tokens, labels = np.asarray(features, np.float64), np.asarray(labels)
+    rows, width = round(tokens.shape[1] ** 0.5), tokens.shape[-1]
+    tokens = tokens.reshape(-1, width)
+    pixels = np.eye(classes)[labels].reshape(-1, rows, patch, rows, patch, classes).transpose(0, 1, 3, 2, 4, 5)
+    pixels = pixels.reshape(len(tokens), -1)
+    fitted = np.linalg.solve(tokens.T @ tokens + ridge * np.eye(width), tokens.T @ pixels)
+    return jax.numpy.asarray(scale * fitted, jax.numpy.float32)
+
+
 def unfold(features, head, *, patch: int):
     """Logits of pixels, (batch, height, width, classes), from tokens of square patches in rows.
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from tvjax.experiment import study
+from tvjax.experiment import adapted, study
 from tvjax.experiment.tall_plan import tall_plan as plan
 from tvjax.experiment.tall_studies import control, curve
 from tvjax.experiment.tall_suite import Bench, suite
@@ -25,8 +25,9 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
 
 def _seed(about, todo, seed, folder, say, progress) -> list[dict]:
     usual, cache = todo.usual, folder / "cache" / f"seed{seed}"
+    about = about if todo.adapter is None else adapted.beside(about, todo.adapter, seed=seed)
     bench = lambda name: Bench(about, usual, cache / f"{name}.jsonl", seed, say, todo)
-    taus = study.task_vectors(bench("anchors"), folder, theirs=todo.vectors, progress=progress)
+    taus = _task_vectors(bench("anchors"), folder, progress)
     anchors = study.anchors(bench("anchors"), taus)
     found = []
     for count in usual.counts:
@@ -38,3 +39,10 @@ def _seed(about, todo, seed, folder, say, progress) -> list[dict]:
         for name in todo.curve_orders:
             found += curve(bench(f"curve-{name.replace(' ', '-')}"), name, taus, anchors)
     return found
+
+
+def _task_vectors(bench: Bench, folder, progress) -> dict[str, Any]:
+    """{task: τ} of the weights, or of the adapter of the plan."""
+    if bench.todo.adapter is None:
+        return study.task_vectors(bench, folder, theirs=bench.todo.vectors, progress=progress)
+    return adapted.task_vectors(bench, bench.todo.adapter, folder, progress=progress)

@@ -1,18 +1,19 @@
 """What a job of compression and Consensus is to do: the usual plan, and the fields of its own, checked beforehand.
 
 Beside the fields of `planning` a config has `job="tall"`, `vectors` (the folder of another run whose task vectors may
-be used, or "") and `tall`, a group of the fields `FIELDS`.
+be used, or "") and `tall`, a group of the fields `FIELDS` and perhaps of `OPTIONAL`.
 """
 import dataclasses
 import math
 from typing import Any, NamedTuple
 
-from tvjax import compression, tree
-from tvjax.experiment import orders, planning, study
+from tvjax import adapters, compression, tree
+from tvjax.experiment import adapted, orders, planning, study
 from tvjax.experiment.planning import Merge, Plan
 from tvjax.merging.checks import within
 
 FIELDS = ("bases", "lams", "comparator", "ks", "codecs", "curve", "nonoverlap")
+OPTIONAL: dict[str, Any] = {"adapter": {}, "save": False}  # {} for the network's own weights; the codecs' files
 CURVE = ("counts", "orders", "seeds")
 
 
@@ -37,7 +38,10 @@ class Coded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TallPlan:
-    """A checked config of this job; `usual` holds what every experiment has."""
+    """A checked config of this job; `usual` holds what every experiment has.
+
+    adapter: what is fine-tuned in place of the weights, such as (IA)³. save: whether encoded task vectors stay on disk.
+    """
 
     usual: Plan
     vectors: str
@@ -51,6 +55,8 @@ class TallPlan:
     curve_orders: tuple[str, ...]
     curve_seeds: tuple[int, ...]
     nonoverlap: tuple[int, ...]
+    adapter: adapters.Method | None = None
+    save: bool = False
 
 
 def tall_plan(config: Any) -> TallPlan:
@@ -60,7 +66,8 @@ def tall_plan(config: Any) -> TallPlan:
     if given.pop("job", None) != "tall" or not isinstance(own, dict):
         raise ValueError('this job needs job="tall" and a group of fields called tall')
     usual = planning.plan(given)
-    planning.known(own, FIELDS, "tall", complete=True)
+    own = {**OPTIONAL, **own}
+    planning.known(own, (*FIELDS, *OPTIONAL), "tall", complete=True)
     if own["comparator"] not in (">", ">="):
         raise ValueError(f"tall.comparator is '>' or '>='; got {own['comparator']!r}")
     planning.known(own["curve"], CURVE, "tall.curve", complete=True)
@@ -70,7 +77,16 @@ def tall_plan(config: Any) -> TallPlan:
         _ks(own["ks"]), _codecs(own["codecs"], max(usual.counts)), tuple(float(x) for x in given["scales"]),
         _up_to("tall.curve.counts", counts, len(usual.tasks)),
         _orders(wanted), _some_of("tall.curve.seeds", seeds, usual.seeds),
-        _up_to("tall.nonoverlap", own["nonoverlap"], len(usual.tasks)))
+        _up_to("tall.nonoverlap", own["nonoverlap"], len(usual.tasks)), _adapter(own, usual, vectors),
+        bool(own["save"]))
+
+
+def _adapter(own: dict, usual: Plan, vectors: str) -> adapters.Method | None:
+    method = adapted.build(own["adapter"])
+    for what, given in (("vectors", vectors), ("finetuned", usual.finetuned), ("tall.nonoverlap", own["nonoverlap"])):
+        if method is not None and given:
+            raise ValueError(f"{what} is about the network's own weights: leave it empty where tall.adapter is given")
+    return method
 
 
 def _bases(given) -> tuple[Base, ...]:

@@ -3,15 +3,17 @@
 θ̂_t = θ0 + decode(encode(τ_1 … τ_T), t) is judged on its own task; a merged model on all. Bits are those of the whole
 collection by the convention of arXiv:2405.07813: θ0, the frozen parts, and the state; heads apart.
 """
+import pathlib
+import tempfile
 import time
 from typing import Any, NamedTuple
 
 from tvjax import compression, evaluation, tree, vectors
-from tvjax.compression import agreement, sizes
+from tvjax.compression import agreement, encoded, sizes
 from tvjax.compression import bits as packed
-from tvjax.experiment import merges, planning, rows
+from tvjax.experiment import adapted, merges, planning, rows
 from tvjax.experiment.study import SPLITS, Bench
-from tvjax.experiment.tall_plan import Base
+from tvjax.experiment.tall_plan import Base, Coded
 
 
 class Localised(NamedTuple):
@@ -40,23 +42,29 @@ def suite(bench: Bench, tasks, taus, anchors) -> list[dict]:
     for base in bench.todo.bases:
         found += _base(bench, base, tasks, some, anchors, counted)
     for one in bench.todo.codecs:
-        coder = compression.build_codec(one.name, one.options, tasks=len(tasks))
-        found += _codec(bench, one.label, coder, tasks, some, anchors, counted)
+        found += _codec(bench, one, tasks, some, anchors, counted)
     return found
 
 
 def counts_of(bench: Bench, tasks) -> sizes.Counts:
-    """P (the image tower), F (the rest of the model) and T; heads are counted apart, as in the paper."""
-    trained = tree.size(bench.about.theta0)
-    return sizes.Counts(trained, tree.size(bench.about.pretrained.params) - trained, len(tasks))
+    """P (the image tower), F (the rest of the model) and T; heads are counted apart, as in the paper. Of an adapter P
+    counts φ, F all of the model."""
+    about, whole = bench.about, tree.size(bench.about.pretrained.params)
+    if bench.todo.adapter is not None:
+        return sizes.Counts(tree.size(adapted.split(about.theta0, bench.todo.adapter)[1]), whole, len(tasks))
+    trained = tree.size(about.theta0)
+    return sizes.Counts(trained, whole - trained, len(tasks))
 
 
 def _base(bench, base: Base, tasks, taus, anchors, counted) -> list[dict]:
     local = localise(bench, base, tasks, taus)
-    state = (local.merged, local.masks)
+    label, state = f"TALL + {base.label}", (local.merged, local.masks)
     bits = compression.count_bits(state)
-    found = judged_rows(bench, tasks, f"TALL + {base.label}", "compression", local.accuracy, anchors,
-                        sizes.of_state(bits, counted), lam=local.lams, **weights(state, counted))
+    options = {"lam": local.lams, "comparator": bench.todo.comparator}
+    mine = compression.State(local.merged, tuple(packed.take(local.masks, i) for i in range(len(tasks))))
+    found = judged_rows(bench, tasks, label, "compression", local.accuracy, anchors, sizes.of_state(bits, counted),
+                        lam=local.lams, file_bytes=written(bench, Coded(label, "tall", options), mine, tasks),
+                        **weights(state, counted))
     found += profile_rows(bench, tasks, base, local.masks)
     found += lambda_rows(bench, base, tasks, taus, local.merged, anchors)
     for k in sorted({k for k in (*bench.todo.ks, base.k) if k <= len(tasks) + 1}):
@@ -99,7 +107,18 @@ def consensus(bench: Bench, local: Localised, k: int, tasks, anchors):
     return {split: bench.measure(theta, tasks, split) for split in SPLITS}, scale
 
 
-def _codec(bench, label: str, coder: compression.Codec, tasks, taus, anchors, counted) -> list[dict]:
+def written(bench: Bench, one: Coded, state: compression.State, tasks) -> int:
+    """The bytes of the files that hold a state; they stay below the run's folder where the plan says so."""
+    kept = bench.cache.parents[2] / "encoded" / f"seed{bench.seed}" / f"{len(tasks)}-tasks" / one.label
+    with tempfile.TemporaryDirectory() as place:
+        path = kept if bench.todo.save else pathlib.Path(place) / "state"
+        if not path.exists():
+            encoded.write(path, state, tasks=tasks, codec=one.name, options=one.options, base=bench.about.base)
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def _codec(bench, one: Coded, tasks, taus, anchors, counted) -> list[dict]:
+    coder = compression.build_codec(one.name, one.options, tasks=len(tasks))
     begun = time.perf_counter()
     state = coder.encode(taus)
     seconds = time.perf_counter() - begun
@@ -107,8 +126,8 @@ def _codec(bench, label: str, coder: compression.Codec, tasks, taus, anchors, co
     accuracy = {split: {task: bench.measure(vectors.add(theta0, restored[i]), [task], split)[task]
                         for i, task in enumerate(tasks)} for split in SPLITS}
     bits = sizes.of_state(compression.count_bits(state), counted)
-    return judged_rows(bench, tasks, label, "compression", accuracy, anchors, bits, seconds=seconds,
-                       **weights(state, counted))
+    return judged_rows(bench, tasks, one.label, "compression", accuracy, anchors, bits, seconds=seconds,
+                       file_bytes=written(bench, one, state, tasks), **weights(state, counted))
 
 
 def judged_rows(bench: Bench, tasks, method: str, section: str, accuracy, anchors, bits: int, **more) -> list[dict]:

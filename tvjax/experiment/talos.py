@@ -4,6 +4,7 @@ For every seed: all ways of fine-tuning of the plan, alone, merged and negated; 
 is that with the lowest validation accuracy on the negated task; the analyses. Task vectors, masks and accuracies are
 kept, so that an interrupted run goes on.
 """
+import dataclasses
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from tvjax import evaluation
 from tvjax.experiment import negation, rows, study
 from tvjax.experiment.study import Bench
 from tvjax.experiment.talos_plan import plan
+from tvjax.experiment.talos_rates import choose
 from tvjax.experiment.talos_studies import studies
 from tvjax.experiment.talos_suite import adamerging_rows, addition_rows, negated, single_rows, way
 
@@ -32,7 +34,9 @@ def _seed(bench: Bench, folder, progress) -> list[dict]:
     for tuning in todo.methods:
         if bench.seed not in tuning.seeds:
             continue
+        tuning, tried = choose(bench, tuning, folder, progress)
         one = ways[tuning.label] = way(bench, tuning, folder, progress)
+        found += tried
         found += single_rows(bench, one) + addition_rows(bench, one)
         found += negation.negation_rows(bench.common(tasks), tuning.label, negated(bench, one), tuning=tuning.label)
         if tuning.label in todo.adamerging["methods"] and bench.seed in todo.adamerging["seeds"]:
@@ -46,7 +50,9 @@ def _sweep(bench: Bench, ways, folder, progress) -> list[dict]:
     """TaLoS over its sparsity: alone, added by the plan's first merge, negated; 0 % is full fine-tuning."""
     todo, tasks, found, judged = bench.todo, bench.usual.tasks, [], {}
     full = [(0.0, one.tuning) for one in ways.values() if one.tuning.name == "full"]
+    rate = next((one.tuning.lr for one in ways.values() if one.tuning.name == "talos"), None)
     for sparsity, tuning in [*full, *((sparsity, todo.at(sparsity)) for sparsity in todo.sparsities)]:
+        tuning = dataclasses.replace(tuning, lr=rate, rates=())
         one = ways.get(tuning.label) or way(bench, tuning, folder, progress)
         away = negated(bench, one)
         judged[sparsity] = negation.average(away, "target", "val")

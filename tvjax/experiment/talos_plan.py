@@ -1,21 +1,23 @@
 """What a job of sparse fine-tuning is to do: the usual plan, and the fields of its own, checked beforehand.
 
 Beside the fields of `planning` a config has `job="talos"`, `vectors` (the folder of another run whose standard task
-vectors may be used, or "") and `talos`, a group of the fields `FIELDS`.
+vectors may be used, or "") and `talos`, a group of the fields `FIELDS` and perhaps of `OPTIONAL`.
 """
 import dataclasses
 import math
 from typing import Any
 
-from tvjax import calibration, tree
+from tvjax import adapters, calibration, tree
 from tvjax.experiment import planning, study
 from tvjax.experiment.planning import Plan
 
 FIELDS = ("methods", "negation", "sweep", "adamerging", "studies")
+OPTIONAL: dict[str, Any] = {"rates": ()}  # learning rates from which every method but full chooses its own
 STUDIES = ("pruning", "noise", "masks", "localisation", "linear", "cost")
 CALIBRATION = {"sparsity": 0.9, "preset": "paper", "rounds": 4, "samples": 1, "batch": 128}  # the rest is the preset's
 PRESET = tuple(calibration.PRESETS["paper"])
 MASKED = {"sparsity": 0.9, "moments": "chosen", "norm": "chosen"}
+ADAPTERS = ("ia3", "lora")  # what is tuned beside the weights and then written into them
 METHODS: dict[str, dict[str, Any]] = {  # what they take, with defaults
     "full": {},
     "talos": CALIBRATION,
@@ -26,19 +28,24 @@ METHODS: dict[str, dict[str, Any]] = {  # what they take, with defaults
     "small_magnitude": MASKED,
     "attention": {"within": calibration.ATTENTION},
     "bitfit": {"within": calibration.BIASES},
+    **{name: {field.name: field.default for field in dataclasses.fields(adapters.METHODS[name])} for name in ADAPTERS},
 }
-COMMON = {"seeds": None, "lr": None, "label": None}
+COMMON = {"seeds": None, "lr": None, "label": None, "rates": None}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """A way of fine-tuning: a row of the tables. `seeds` are those of the run for which it is done."""
+    """A way of fine-tuning: a row of the tables. `seeds` are those of the run for which it is done.
+
+    rates: learning rates to choose from on validation data; without any it takes `lr`, or the recipe's.
+    """
 
     label: str
     name: str
     options: dict[str, Any]
     seeds: tuple[int, ...]
     lr: float | None = None
+    rates: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +82,9 @@ def plan(config: Any) -> TalosPlan:
     usual = planning.plan(given)
     if not usual.control:
         raise ValueError("task negation needs a control task: name one in the field control")
-    planning.known(own, FIELDS, "talos", complete=True)
-    methods = tuple(_tuning(dict(one), usual.seeds) for one in own["methods"])
+    own = {**OPTIONAL, **own}
+    planning.known(own, (*FIELDS, *OPTIONAL), "talos", complete=True)
+    methods = tuple(_tuning(dict(one), usual.seeds, own["rates"]) for one in own["methods"])
     labels = [one.label for one in methods]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise ValueError(f"two methods are called {twice[0]!r}: give one of them another label")
@@ -95,7 +103,7 @@ def plan(config: Any) -> TalosPlan:
         _names(studies["names"]), _some("talos.studies.seeds", studies["seeds"], usual.seeds), int(studies["budget"]))
 
 
-def _tuning(given: dict, seeds) -> Tuning:
+def _tuning(given: dict, seeds, rates=()) -> Tuning:
     name = given.pop("name", None)
     if name not in METHODS:
         raise ValueError(f"no way of fine-tuning called {name!r}; {tree.did_you_mean(str(name), list(METHODS))}")
@@ -115,7 +123,22 @@ def _tuning(given: dict, seeds) -> Tuning:
     if set(label) & set('/\\"<>:|?*') or label.startswith("."):
         raise ValueError(f"a method's label names a directory; {label!r} cannot")
     mine = seeds if common["seeds"] is None else _some(f"{label}.seeds", common["seeds"], seeds)
-    return Tuning(label, name, options, tuple(mine), common["lr"])
+    if name in ADAPTERS:
+        adapters.build(name, options)
+    return Tuning(label, name, options, tuple(mine), common["lr"], _rates(name, label, common, rates))
+
+
+def _rates(name: str, label: str, common: dict, usual) -> tuple[float, ...]:
+    if name == "full":
+        if common["lr"] is not None or common["rates"]:
+            raise ValueError("full is standard fine-tuning, whose learning rate is finetune.lr: it takes no other")
+        return ()
+    rates = usual if common["rates"] is None and common["lr"] is None else common["rates"] or ()
+    if bad := [x for x in rates if isinstance(x, (bool, str)) or not 0 < x < math.inf]:
+        raise ValueError(f"{label}: learning rates are numbers above 0; got {bad[0]!r}")
+    if rates and common["lr"] is not None:
+        raise ValueError(f"{label} has a learning rate and rates to choose from: give one of them")
+    return tuple(float(x) for x in rates)
 
 
 def _threshold(value) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 from tvjax import calibration, evaluation, merging, training, tree
 from tvjax.experiment import rows
 from tvjax.experiment.study import Bench
+from tvjax.experiment.talos_plan import ADAPTERS
 from tvjax.experiment.talos_suite import Way
 from tvjax.experiment.talos_tuning import ingredients, padded_head, recipe
 
@@ -130,6 +131,8 @@ def cost(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     blocks computed again."""
     task, found = bench.usual.tasks[0], []
     for label, one in ways.items():
+        if one.tuning.name in ADAPTERS:  # counted by `trainable`; its step is that of another network
+            continue
         mine = recipe(bench, one.tuning)
         mask = None if one.masks is None or one.tuning.options.get("off") else one.masks[task]
         sizes = training.training_bytes(bench.about.theta0, mask)

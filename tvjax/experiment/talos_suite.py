@@ -5,18 +5,19 @@ The denominators of normalised accuracy are those of the same way of fine-tuning
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tvjax import calibration, evaluation, learning, tree, vectors
-from tvjax.experiment import finetune, merges, negation, rows
+from tvjax import adapters, calibration, evaluation, learning, tree, vectors
+from tvjax.experiment import adapted, finetune, merges, negation, rows
 from tvjax.experiment.study import SPLITS, Bench
-from tvjax.experiment.talos_plan import Tuning
-from tvjax.experiment.talos_tuning import tuned
+from tvjax.experiment.talos_plan import ADAPTERS, Tuning
+from tvjax.experiment.talos_tuning import recipe, tuned
 from tvjax.learning import adamerging
 
 
 class Way(NamedTuple):
     """What one way of fine-tuning gave for all tasks: task vectors, masks (None: all entries), single-task accuracies.
 
-    `single` {split: {task: accuracy}}; `seconds` {"calibration" or "fine-tuning": {task: seconds}}.
+    `single` {split: {task: accuracy}}; `seconds` {"calibration" or "fine-tuning": {task: seconds}}; `trained` {task:
+    numbers that may move}.
     """
 
     tuning: Tuning
@@ -24,6 +25,7 @@ class Way(NamedTuple):
     masks: Mapping[str, Any] | None
     single: dict[str, dict[str, float]]
     seconds: dict[str, dict[str, float]]
+    trained: dict[str, int]
 
 
 def way(bench: Bench, tuning: Tuning, folder, progress=None) -> Way:
@@ -31,6 +33,8 @@ def way(bench: Bench, tuning: Tuning, folder, progress=None) -> Way:
     tasks = bench.usual.tasks
     if tuning.name == "full":
         taus, masks, seconds = _full(bench, folder, progress)
+    elif tuning.name in ADAPTERS:
+        taus, masks, seconds, trained = _adapter(bench, tuning, folder, progress)
     else:
         made = tuned(bench, tuning, folder, budget=bench.todo.budget, progress=progress)
         taus, masks = ({task: getattr(one, what) for task, one in made.items()} for what in ("tau", "mask"))
@@ -38,7 +42,18 @@ def way(bench: Bench, tuning: Tuning, folder, progress=None) -> Way:
                    "fine-tuning": {task: one.seconds for task, one in made.items()}}
     judge = lambda task, split: bench.measure(vectors.add(bench.about.theta0, taus[task]), [task], split)[task]
     single = {split: {task: judge(task, split) for task in tasks} for split in SPLITS}
-    return Way(tuning, taus, masks, single, seconds)
+    if tuning.name not in ADAPTERS:
+        entries = tree.size(bench.about.theta0)
+        trained = {task: entries if masks is None else calibration.count(masks[task]) for task in tasks}
+    return Way(tuning, taus, masks, single, seconds, trained)
+
+
+def _adapter(bench: Bench, tuning: Tuning, folder, progress):
+    method = adapters.build(tuning.name, tuning.options)
+    made = {task: adapted.dense(bench, method, task, folder, recipe=recipe(bench, tuning), label=tuning.label,
+                                progress=progress) for task in bench.usual.tasks}
+    taus, seconds, trained = ({task: one[i] for task, one in made.items()} for i in range(3))
+    return taus, None, {"calibration": dict.fromkeys(made, 0.0), "fine-tuning": seconds}, trained
 
 
 def _full(bench: Bench, folder, progress):
@@ -60,7 +75,7 @@ def single_rows(bench: Bench, one: Way) -> list[dict]:
               for what, by in one.seconds.items() for task, value in by.items()]
     entries = tree.size(bench.about.theta0)
     for task in tasks:
-        kept = entries if one.masks is None else calibration.count(one.masks[task])
+        kept = one.trained[task]
         ratio = float(vectors.norm(one.taus[task]) / vectors.norm(bench.about.theta0))
         found += [{"metric": "trainable", "value": kept / entries, "task": task, "split": "none", **base},
                   {"metric": "delta norm ratio", "value": ratio, "task": task, "split": "none", **base}]

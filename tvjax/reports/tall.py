@@ -6,7 +6,8 @@ SECTIONS = ("anchor", "merging", "compression")
 NOTE = ("Test accuracy in percent, in brackets normalised: the mean over tasks of accuracy over that of the model "
         "fine-tuned on the task alone, same split and seed. λ of a task, α and what else is chosen is chosen on "
         "validation data. Bits are those of the whole collection, θ0 and frozen parts included; heads, which all rows "
-        "need alike, are left out. Bits/weight: of a codec's state for each trained weight and task, θ0 left out. "
+        "need alike, are left out. Bits/weight: of a codec's state for each trained weight and task, θ0 left out; MB: "
+        "the files that hold it, names and headers included. "
         "Several seeds: mean ± deviation.")
 
 
@@ -60,14 +61,15 @@ def main_table(rows, tasks: int) -> results.Table:
         mine = [row for row in results.select(rows, tasks=tasks, split="test", task="average")
                 if row.get("section") == section and row["metric"] in ("accuracy", "normalised accuracy")]
         if section != "anchor" and mine:
-            lines.append((f"*{section}*", "", "", ""))
+            lines.append((f"*{section}*", "", "", "", ""))
         for method in dict.fromkeys(row["method"] for row in mine):
             found = results.select(mine, method=method)
             pair = [results.cell(_spread([row["value"] for row in found if row["metric"] == metric]), scale=100)
                     for metric in ("accuracy", "normalised accuracy")]
             weight = f"{found[0]['bits_per_weight']:.3g}" if "bits_per_weight" in found[0] else "–"
-            lines.append((method, f"{pair[0]} ({pair[1]})", f"{found[0]['bits'] / 1e9:.4g}", weight))
-    return results.Table(("", "absolute (normalised)", "10⁹ bits", "bits/weight"), tuple(lines))
+            files = f"{found[0]['file_bytes'] / 1e6:.3g}" if "file_bytes" in found[0] else "–"
+            lines.append((method, f"{pair[0]} ({pair[1]})", f"{found[0]['bits'] / 1e9:.4g}", weight, files))
+    return results.Table(("", "absolute (normalised)", "10⁹ bits", "bits/weight", "MB"), tuple(lines))
 
 
 def classes(rows, tasks: int) -> results.Table:

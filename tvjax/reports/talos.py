@@ -20,7 +20,7 @@ def sections(run) -> list[Section]:
     made = [Section("Addition and negation", NOTE, {
         "task addition: absolute (normalised) test accuracy (%)": addition(rows),
         "task negation, test accuracy (%)": negation(rows),
-        "one task at a time": single(rows)}, {"single accuracy by task": single_bars(rows)}, (FORGET,))]
+        "one task at a time": single(rows), **_rates(rows)}, {"single accuracy by task": single_bars(rows)}, (FORGET,))]
     builders = {"sweep": _sweep, "masks": _masks, "pruning": _sensitivity, "localisation": _localisation,
                 "linear": _linear, "cost": _cost}
     made += [build(rows) for section, build in builders.items() if any(row.get("section") == section for row in rows)]
@@ -72,6 +72,14 @@ def single(rows) -> results.Table:
                           "fine-tuning (s)"), tuple(lines))
 
 
+def _rates(rows) -> dict[str, results.Table]:
+    """Validation accuracy by way and learning rate, where rates were searched."""
+    mine = of(rows, "rates", metric="accuracy at a rate")
+    found = [{**row, "rate": f"{row['rate']:g}"} for row in sorted(mine, key=lambda row: row["rate"])]
+    return {"learning rates, validation accuracy (%): each way takes its first best": _pivot(
+        found, columns="rate")} if found else {}
+
+
 def _seconds(values) -> str:
     return f"{statistics.fmean(values):.1f}"
 
@@ -82,8 +90,8 @@ def single_bars(rows):
     groups: dict[str, dict] = {}
     for row in mine:
         groups.setdefault(row["method"], {}).setdefault(row["task"], []).append(100 * row["value"])
-    return figures.bars({way: found for way, found in groups.items() if way in ("full", "talos", "lota", "bitfit")},
-                        y="test accuracy (%)")
+    drawn = ("full", "talos", "lota", "bitfit", "ia3")
+    return figures.bars({way: found for way, found in groups.items() if way in drawn}, y="test accuracy (%)")
 
 
 def _sweep(rows) -> Section:
