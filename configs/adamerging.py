@@ -46,6 +46,7 @@ def get_config(arg=""):
         batch=40 if local else 250,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         adamerging=group(
             baselines=("none", "gradients") if local else ("none", "gradients", "vectors"),
             methods=(

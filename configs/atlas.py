@@ -1,4 +1,4 @@
-"""aTLAS, learned anisotropic scaling of task vectors (arXiv:2407.02880), on the glyph benchmark: one command a study.
+"""aTLAS, learned anisotropic scaling of task vectors (arXiv:2407.02880): one command a study.
 
     python -m tvjax.run --config=configs/atlas.py:addition --config.vectors=runs/glyphs-8     # 8 tasks, 3 seeds
     python -m tvjax.run --config=configs/atlas.py:negation --config.vectors=runs/glyphs-8
@@ -7,6 +7,8 @@
     python -m tvjax.run --config=configs/atlas.py:peft --config.vectors=runs/glyphs-8
     python -m tvjax.run --config=configs/atlas.py:selection --config.vectors=runs/glyphs-20
     python -m tvjax.run --config=configs/atlas.py:8 --config.vectors=runs/glyphs-8            # four of them, small
+    python -m tvjax.run --config=configs/atlas.py:minilm --config.vectors=runs/minilm-quick   # sentences, three of them
+    python -m tvjax.run --config=configs/atlas.py:vision --config.vectors=runs/vision-glyphs  # real digits, three
     python -m tvjax.run --config=configs/atlas.py:runlocal                                    # all of them, minutes
 
 Without `vectors` the task vectors are fine-tuned first. Protocol: coefficients from zero; addition learns on the
@@ -28,6 +30,8 @@ PARTS = {
     "peft": ("peft",),
     "selection": ("selection", "basis"),
     "8": ("negation", "fewshot", "selection", "tta"),
+    "minilm": ("addition", "negation", "fewshot"),
+    "vision": ("addition", "negation", "fewshot"),
     "runlocal": ("addition", "negation", "fewshot", "contribution", "tta", "peft", "selection", "basis"),
 }
 TASKS = {"fewshot": 20, "tta": 20, "selection": 20, "runlocal": 3}
@@ -42,16 +46,16 @@ def get_config(arg="addition"):
         raise ValueError(f"atlas takes {', '.join(f':{name}' for name in PARTS)}; got :{arg}")
     from tvjax.data import glyphs
 
-    local, count = arg == "runlocal", TASKS.get(arg, 8)
-    many = arg in ("8", "addition", "negation")
-    tasks = glyphs.suite(20)[:count]
-    return ConfigDict(dict(
+    local, real = arg == "runlocal", REAL.get(arg)
+    many = arg in ("8", "addition", "negation", *REAL)
+    tasks = real["tasks"] if real else glyphs.suite(20)[:TASKS.get(arg, 8)]
+    found = ConfigDict(dict(
         job="atlas",
         name=f"atlas-{arg}",
         model="glyphs",
         suite="glyphs",
         tasks=tasks,
-        counts=(count,),
+        counts=(len(tasks),),
         seeds=(0, 1, 2) if many else (0,),  # of the task vectors; elsewhere several draws of shots
         examples=dict(train=400, val=40, test=40) if local else dict(glyphs.EXAMPLES, val=125, test=500),
         finetune=dict(steps=4, batch=8, lr=2e-4, warmup=1, weight_decay=0.1) if local else glyphs.RECIPE,
@@ -63,8 +67,37 @@ def get_config(arg="addition"):
         batch=40 if local else 250,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         atlas=group(parts=PARTS[arg], store="float32", **studies(local, tasks, small=arg == "8")),
     ))
+    return of_real(found, dict(real)) if real else found
+
+
+def of_real(found, real):
+    """Real tasks in place of glyphs: other data, shorter courses, one target of few shots."""
+    few = real.pop("fewshot")
+    found.update({name: ConfigDict(value) if isinstance(value, dict) else value for name, value in real.items()})
+    found.atlas.addition.update(dict(schemes=(group(by="task"), group(by="tensor")), penalties=(), fractions=(1.0,)))
+    found.atlas.addition.course.update(dict(batch=64))
+    found.atlas.negation.update(dict(targets=real["tasks"]))
+    found.atlas.fewshot.update(dict(few, draws=1))
+    return found
+
+
+REAL = {                              # what configs/minilm.py:quick and configs/vision.py fine-tune
+    "minilm": dict(
+        model="minilm", suite="text", sources=("../shared/data/text_*.json.gz",), control="banking77",
+        data=dict(tokens=24, truncate=True), tasks=("trec", "subj", "cr", "emotion"),
+        examples=dict(train=960, val=64, test=150), batch=64,
+        finetune=dict(steps=60, batch=16, lr=1e-4, warmup=6, weight_decay=0.1),
+        fewshot=dict(targets=("trec", "cr"), augment="none", domains=())),
+    "vision": dict(
+        model="glyphs", suite="arrays", sources=("../shared/data/vision_real.npz",), control="omniglot",
+        data=dict(heads="prototypes", shots=5, scale=20.0), tasks=("mnist", "usps", "kannada", "sign"),
+        examples=dict(train=4000, val=150, test=400), batch=50,
+        finetune=dict(steps=120, batch=32, lr=3e-4, warmup=12, weight_decay=0.1),
+        fewshot=dict(targets=("mnist",), augment="crop", domains=("usps",))),
+}
 
 
 def studies(local, tasks, *, small):

@@ -56,6 +56,7 @@ def get_config(arg="vit_b_32,8"):
         batch=8 if local else 128,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         benchmark=group(negation=(), threshold=0.95, probe=0,
                         expected=group(**({} if local else pools.expected(name, int(count))))),
     ))

@@ -48,4 +48,5 @@ def get_config(arg=""):
         batch=100 if local else 250,
         save_models=True,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
     ))

@@ -48,6 +48,7 @@ def get_config(arg="ties"):
         out_dtype="base",             # each tensor's in the base, or float32, float16, bfloat16
         max_shard_size="5GB",
         allow_nonfinite=False,        # merge NaN and infinities all the same
+        mesh=dict(data=1, model=1, rules=()),  # data: devices of this process that take pieces side by side
         ledger="full",                # or brief: no hashes of inputs, norms, cosines, shares
         code="refuse",                # Python files beside the base's weights: refuse, or copy
     ))

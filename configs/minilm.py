@@ -53,6 +53,7 @@ def get_config(arg=""):
         batch=64,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         data=group(tokens=24 if small else 64, truncate=True),
         benchmark=group(
             negation=(0.5, 1.0) if local else (0.5, 1.0, 2.0) if small else tuple(i / 10 for i in range(1, 21)),

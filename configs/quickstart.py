@@ -39,6 +39,7 @@ def get_config(arg=""):
         batch=250,                    # of evaluation
         save_models=True,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),  # devices: batches cut in so many, tensors in so many
     ))
     if arg == "runlocal":
         config.name = "quickstart-runlocal"

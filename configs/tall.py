@@ -65,6 +65,7 @@ def get_config(arg=""):
         batch=40 if local else 250,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         tall=group(
             bases=(                   # merged vectors under masks, and k of their Consensus
                 group(name="task_arithmetic", k=2),

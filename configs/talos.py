@@ -87,6 +87,7 @@ def get_config(arg="8"):
         batch=40 if local else 125,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         talos=group(
             methods=methods,          # sparsity=0.9 unless another is given
             rates=(),                 # learning rates from which all but full choose on validation data; or finetune.lr

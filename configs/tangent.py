@@ -48,6 +48,7 @@ def get_config(arg=""):
         batch=16 if local else 60 if quick else 125,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         tangent=group(
             ways=(
                 group(name="standard", kind="standard"),

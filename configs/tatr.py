@@ -42,6 +42,7 @@ def get_config(arg=""):
         select_on="val",
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         tatr=group(
             bases=(                   # what comes behind the region; the first one is that of the conflicts
                 group(name="task_arithmetic"),

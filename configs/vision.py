@@ -54,6 +54,7 @@ def get_config(arg=""):
         batch=50,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         data=group(heads="prototypes", shots=5, scale=20.0),
         benchmark=group(
             negation=(0.5, 1.0) if local else tuple(i / 5 for i in range(1, 8)),

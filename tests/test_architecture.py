@@ -22,7 +22,7 @@ ORDER = (
     {"adapters", "models", "disk", "compression"},
     {"checkpoints", "counterparts"},
     {"state", "merging", "tangent"},
-    {"vectors"},
+    {"vectors", "sharding"},
     {"tree"},
 )
 ALLOWED = {("compression", "disk"), ("adapters", "disk")}  # beside the order: both are read as files are

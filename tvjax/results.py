@@ -52,10 +52,15 @@ def environment():
     device = jax.devices()[0]
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **{name: _version(name) for name in PACKAGES},
+        **versions(),
         "python": platform.python_version(), "platform": platform.platform(), "cpus": os.cpu_count(),
         "device": f"{jax.device_count()} x {device.device_kind}",
     }
+
+
+def versions():
+    """{package: version} of those on which numbers may depend."""
+    return {name: _version(name) for name in PACKAGES}
 
 
 def _version(package):

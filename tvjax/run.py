@@ -24,6 +24,10 @@ CONFIG = config_flags.DEFINE_config_file(
 WORKDIR = flags.DEFINE_string("workdir", None, "Where results are written (default: runs/ and the config's name)")
 TRACEBACK = flags.DEFINE_bool("traceback", False, "Whether an error shows where it arose, not its sentence alone")
 TRACK = flags.DEFINE_string("track", None, "Where rows are sent as well: wandb:PROJECT or mlflow:EXPERIMENT")
+DISTRIBUTED = flags.DEFINE_string(
+    "distributed", None, "Joins other processes: auto (SLURM, TPU pods, Open MPI), or HOST:PORT,COUNT,INDEX")
+TIMEOUT = flags.DEFINE_float(
+    "timeout", 60.0, "Seconds for processes to meet, and after which a silent one counts as dead", lower_bound=1)
 SLIP = 2  # the exit code
 
 
@@ -32,6 +36,7 @@ def parse_flags(argv):
     flags.mark_flag_as_required("config")
     if missing := no_such_file(argv):
         stop(missing)
+    join(argv)
     try:
         rest = flags.FLAGS(argv)
         CONFIG.value.keys()  # an error in the file is only reported when the config is used
@@ -44,18 +49,31 @@ def parse_flags(argv):
         stop(error)
 
 
+def join(argv):
+    """Meets the other processes, where --distributed says how: before a config may compute anything."""
+    if where := argument(argv, "distributed"):
+        from tvjax import sharding
+        try:
+            sharding.start(where, timeout=float(argument(argv, "timeout") or TIMEOUT.default))
+        except ValueError as error:
+            stop(error)
+
+
 def stop(sentence):
     """Says it on stderr, in one line, and ends with exit code 2."""
     before, traceback, after = str(sentence).partition("Traceback (most recent call last)")
     if traceback:  # of an error in a config file, which ml_collections quotes whole
         sentence = before.partition(": ")[0] + ": " + after.strip().splitlines()[-1].removeprefix("ValueError: ")
-    print(" ".join(str(sentence).split()), file=sys.stderr)
+    sentence = " ".join(str(sentence).split())
+    print(sentence, file=sys.stderr, flush=True)
+    if "tvjax.sharding" in sys.modules:
+        sys.modules["tvjax.sharding"].fail(sentence)  # the other processes end too
     sys.exit(SLIP)
 
 
 def no_such_file(argv):
     """The sentence about a config file that is not there, with the nearest one beside it; None where it is."""
-    file = config_argument(argv).partition(":")[0]
+    file = argument(argv, "config").partition(":")[0]
     if not file or os.path.exists(file):
         return None
     near = difflib.get_close_matches(file, map(str, pathlib.Path(file).parent.glob("*.py")), 1)
@@ -64,7 +82,7 @@ def no_such_file(argv):
 
 def no_such_field(argv):
     """The sentence about the first override of a field that the config lacks; None where all exist."""
-    file, _, arg = config_argument(argv).partition(":")
+    file, _, arg = argument(argv, "config").partition(":")
     if not os.path.isfile(file):
         return None
     fields = list(paths(runpy.run_path(file)["get_config"](*([arg] if arg else []))))
@@ -76,11 +94,11 @@ def no_such_field(argv):
     return f"no field {name} in {file}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}")
 
 
-def config_argument(argv):
-    """What --config says, also as two words."""
+def argument(argv, flag):
+    """What a flag says, also as two words."""
     for i, part in enumerate(argv):
         name, equals, value = part.lstrip("-").partition("=")
-        if part.startswith("-") and name == "config":
+        if part.startswith("-") and name == flag:
             return value if equals else "".join(argv[i + 1:i + 2])
     return ""
 
@@ -99,8 +117,11 @@ def main(argv):
     del argv
     try:
         tracked(CONFIG.value, WORKDIR.value, TRACK.value)
+        if DISTRIBUTED.value:
+            from tvjax import sharding
+            sharding.finish()
     except (ValueError, OSError, SafetensorError) as error:  # the last where the disk is full
-        if TRACEBACK.value:
+        if TRACEBACK.value and not DISTRIBUTED.value:
             raise
         stop(error)
 
@@ -127,7 +148,18 @@ def logger():
 
 def run(config, folder=None, *, say=print):
     """Experiment, tables, figures, report; returns the rows, which are in `folder`/results.jsonl. Or a disk's merge."""
+    from tvjax import results, sharding
     command = shlex.join(["python", "-m", "tvjax.run", *sys.argv[1:]])
+    layout = sharding.from_config(config)
+    sharding.agree({"config": config.to_dict(), "versions": results.versions()})
+    say = sharding.speaker(say)
+    if layout is not None or config.get("mesh"):
+        say(sharding.told(layout))
+    with sharding.on(layout):
+        return _run(config, folder, say=say, command=command)
+
+
+def _run(config, folder, *, say, command):
     if config.get("job") == "merge":
         from tvjax.disk import job
         return job.run(config, say=say, command=command)
@@ -137,6 +169,8 @@ def run(config, folder=None, *, say=print):
     experiment.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
     rows = experiment.run(config, folder, say=say)
+    if not rows:  # another process has them
+        return rows
     made = report.write(folder, command=command)
     print(results.markdown(experiment.final_table(rows, max(config.counts)), scale=100))
     say(f"written: {folder / 'results.jsonl'}, {', '.join(str(path) for path in made)}")
@@ -158,6 +192,8 @@ def study(config, folder, *, say, command):
     job.plan(config)  # before its name is used
     folder = pathlib.Path(folder or pathlib.Path("runs") / config.name)
     rows = job.run(config, folder, say=say)
+    if not rows:  # another process has them
+        return rows
     made = reports.write(folder, command=command)
     page = next(path for path in made if path.name == "report.html")
     print(reports.first_table(folder, command=command))

@@ -1,5 +1,5 @@
 """One fine-tuning step of a CLIP vision tower: ours (Flax, jit) against PyTorch (transformers' CLIPModel), same size,
-batch and optimizer, on the CPU.
+batch and optimizer, on the CPU, or on a GPU where JAX and torch both have one.
 
     python experiments/bench/finetune.py [--model DIR] [--batch 128] [--rounds 7]
 
@@ -83,10 +83,12 @@ def torch_steps(path, pixels, labels, head):
     import torch
     from transformers import CLIPVisionModelWithProjection
 
-    model = CLIPVisionModelWithProjection.from_pretrained(path).train()
+    where = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+    print(f"tvjax on {jax.default_backend()}, torch on {where}")
+    model = CLIPVisionModelWithProjection.from_pretrained(path).train().to(where)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1)
-    x, y = torch.tensor(pixels).permute(0, 3, 1, 2).contiguous(), torch.tensor(labels)
-    w = torch.tensor(head)
+    x, y = torch.tensor(pixels).permute(0, 3, 1, 2).contiguous().to(where), torch.tensor(labels).to(where)
+    w = torch.tensor(head).to(where)
 
     def run():
         values = []

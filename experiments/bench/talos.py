@@ -120,12 +120,13 @@ def torch_way(model, params, images, labels, head, chunk):
     config = CLIPVisionConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
                               image_size=224, patch_size=32, projection_dim=512)
     config._attn_implementation = "eager"
-    module = CLIPVisionModelWithProjection(config).eval()
+    where = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+    module = CLIPVisionModelWithProjection(config).eval().to(where)
     held = {name: torch.tensor(np.asarray(x)) for name, x in tree.flatten(params).items()}
     module.load_state_dict({**module.state_dict(), **held})
     weights = {name: x.detach() for name, x in module.named_parameters()}
-    pixels = torch.tensor(images.transpose(0, 3, 1, 2).copy())
-    answers, head = torch.tensor(labels.astype(np.int64)), torch.tensor(head)
+    pixels = torch.tensor(images.transpose(0, 3, 1, 2).copy()).to(where)
+    answers, head = torch.tensor(labels.astype(np.int64)).to(where), torch.tensor(head).to(where)
 
     def f(weights, image, label):
         features = torch.func.functional_call(module, weights, (image[None],)).image_embeds[0]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import tree
+from tvjax import sharding, tree
 
 BUDGET = 1 << 30  # bytes of per-example gradients held at once, on each device
 MOST = 128  # examples of a chunk, however small the model: their activations are in memory too
@@ -48,7 +48,8 @@ def reduced(f: Callable, params: Any, examples: Any, *shared, reduce: str, budge
     reduce: "mean_abs" (mean of |∇|), "mean_square" (mean of ∇²), "mean" (mean of ∇), "abs_mean" (|mean of ∇|).
     budget: bytes of gradients that a device holds at once; a chunk has as many examples as fit (`MOST` at most), or
       `chunk` where that is fewer.
-    devices: those that share the work, all local ones by default; their number does not change the result.
+    devices: those that share the work: by default those of the mesh on which `params` lie or of `sharding.on`, of all
+      its processes, else all local ones. Their number does not change a bit of the result.
 
     Raises:
       ValueError: where there are no examples, the budget holds no single gradient, or a sum is not finite (the
@@ -62,18 +63,33 @@ def reduced(f: Callable, params: Any, examples: Any, *shared, reduce: str, budge
     if reduce not in REDUCTIONS:
         raise ValueError(f"no reduction {reduce!r}; {tree.did_you_mean(str(reduce), list(REDUCTIONS))}")
     count, finish = count_examples(examples), REDUCTIONS[reduce][1]
-    devices = jax.local_devices() if devices is None else list(devices)
+    params, shared, devices = _sharers(params, shared, devices)
     rows = chunk_size(params, budget=budget, most=min(MOST, -(-count // GROUPS), MOST if chunk is None else chunk))
-    held = [jax.device_put((params, shared), device) for device in devices]
+    here = [device for device in devices if device.process_index == jax.process_index()]
+    held = [jax.device_put((params, shared), device) for device in here]
     groups = np.array_split(np.arange(count), min(GROUPS, count))
     total = None
     for first in range(0, len(groups), len(devices)):  # as many groups as there are devices, in step
-        for found in _sums(groups[first:first + len(devices)], examples, held, rows, f, reduce):
-            found = jax.device_put(found, devices[0])
+        turn = list(zip(groups[first:first + len(devices)], devices, strict=False))
+        mine = iter(_sums([group for group, device in turn if device in here], examples, held, rows, f, reduce))
+        for _, device in turn:
+            found = jax.device_put(next(mine), here[0]) if device in here else None
+            if len(here) < len(devices):
+                found = sharding.sent(found, device.process_index, like=_zeros(params))
             total = found if total is None else _plus(total, found)
     mean = jax.tree.map(lambda x: finish(x / count), total)
     check_finite(mean)
     return mean
+
+
+def _sharers(params, shared, devices):
+    """(parameters and what goes with them where each process can read them, the devices that share the work)."""
+    if devices is not None:
+        return params, shared, list(devices)
+    layout = sharding.found(params)
+    if layout is None:
+        return params, shared, jax.local_devices()
+    return *sharding.host((params, shared)), list(layout.mesh.devices.flat)
 
 
 def _sums(groups, examples, held, rows, f, reduce):

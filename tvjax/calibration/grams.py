@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import merging, tree, vectors
+from tvjax import merging, sharding, tree, vectors
 
 WEIGHT = "weight"
 
@@ -35,15 +35,17 @@ def collect(apply: Callable, params: Any, batches: Iterable[Any], *, names: Iter
     """
     sums: dict[str, Any] = {}
     rows = 0
+    (params,), layout = sharding.settled(params)
+    names = None if names is None else tuple(names)
     for batch in batches:
-        found = _sums(params, batch, apply=apply, names=None if names is None else tuple(names))
+        found = _sums(params, sharding.spread(batch, layout), apply=apply, names=names)
         if not found:
             raise ValueError("the network has no linear layer with a matrix `weight` (out, in) among those wanted")
         sums = _plus(sums, found) if sums else found
         rows += 1
     if not rows:
         raise ValueError("there are no batches to collect Gram matrices from")
-    return {name: np.asarray(total / count) for name, (total, count) in sums.items()}
+    return {name: np.asarray(total / count) for name, (total, count) in sharding.host(sums).items()}
 
 
 def stacked(apply: Callable, thetas: Mapping[str, Any], batches: Mapping[str, Any], *, names=None) -> dict:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import tree
+from tvjax import sharding, tree
 from tvjax.calibration.gradients import BUDGET, count_examples, reduced
 
 LOGITS_AT_ONCE = 256  # examples whose logits are computed together
@@ -78,7 +78,9 @@ def draw_classes(logits: Callable, params: Any, examples: Any, *shared, samples:
     if samples < 1:
         raise ValueError(f"at least one class is drawn for each example; got samples={samples}")
     count, parts = count_examples(examples), []
-    params, shared, key = jax.device_put((params, shared, jax.random.key(seed)), jax.local_devices()[0])
+    given = (*sharding.host((params, shared)), jax.random.key(seed)) if sharding.found(params) else (
+        params, shared, jax.random.key(seed))
+    params, shared, key = jax.device_put(given, jax.local_devices()[0])
     for start in range(0, count, LOGITS_AT_ONCE):
         places = np.minimum(np.arange(start, start + LOGITS_AT_ONCE, dtype=np.int32), count - 1)
         part = jax.tree.map(lambda x, places=places: x[places], examples)

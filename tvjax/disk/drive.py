@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvjax.disk import ledger
+from tvjax.disk import ledger, sharing
 from tvjax.disk.deltas import BLOCK, Deltas, widened
 from tvjax.disk.match import Matched
 from tvjax.disk.readers import Opened
 from tvjax.disk.writers import Growing, Shard
-from tvjax.merging import engine, plan, streamed
+from tvjax.merging import crewed, engine, plan, streamed
+from tvjax.merging.crew import Crew
 from tvjax.merging.operator import Operator
 
 QUEUE = 6  # pieces that wait to be written
@@ -37,21 +38,28 @@ class Task(NamedTuple):
     allow_nonfinite: bool
     head: dict[str, Any]  # the ledger's first line
     brief: bool = False  # whether the ledger tells no more than is needed to go on
+    crew: Crew | None = None  # who shares the merge; None: one device does it
 
 
 def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, Any]) -> None:
-    """Writes all shards into `work`, with their ledger; what `past` did and is still there is not done again."""
-    done = ledger.still_there(past, work, task.files) if past else {}
-    rest = [name for shard in task.files for name in shard.tensors if name not in done]
+    """Writes all shards into `work`, with their ledger; what `past` did and is still there is not done again.
+
+    A process of several writes its own shards, and a ledger of its own.
+    """
+    files = sharing.own(task.files, task.crew)
+    done = ledger.still_there(past, work, files) if past else {}
+    rest = [name for shard in files for name in shard.tensors if name not in done]
     job, statistics = None, past.statistics if past else ""
-    if any(name not in task.matched.copied for name in rest):
+    needed = any(name not in task.matched.copied for name in rest)
+    if needed if task.crew is None else any(task.crew.exchange(needed)):
         job = _prepared(task, data)
         statistics = ledger.hash_of_values(job.values)
         if past and statistics != past.statistics:
             done = {}  # another number of threads may split a sum otherwise; the output is of one piece
-    lines = ledger.Ledger(work / ledger.NAME, [task.head, {"statistics": statistics}, *done.values()])
+    name = sharing.ledger_name(task.crew)
+    lines = ledger.Ledger(work / name, [task.head, {"statistics": statistics}, *done.values()])
     try:
-        for shard in task.files:
+        for shard in files:
             _write_shard(task, job, shard, work, lines, done)
     finally:
         lines.close()
@@ -60,7 +68,13 @@ def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, A
 def _prepared(task: Task, data: Mapping[str, Any]) -> streamed.Run:
     hashes = engine.task_hashes(list(task.models), len(task.models))
     data = engine.check_data(task.operator, data, task.matched.merged)
+    if task.crew is not None:
+        return crewed.prepare(task.operator, task.source, hashes, data, task.crew, _check(task))
     return streamed.prepare(task.operator, task.source, hashes, data, _check(task))
+
+
+def _finished(task: Task, job, names):
+    return streamed.finished(job, names) if task.crew is None else crewed.finished(job, task.crew, names)
 
 
 def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger, done) -> None:
@@ -74,7 +88,7 @@ def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger
                 if name in task.matched.copied:
                     sink.copy(name)
             merged = [name for name in names if name not in task.matched.copied]
-            for made in streamed.finished(job, merged) if merged and job else ():
+            for made in _finished(task, job, merged) if merged and job else ():
                 sink.put(made)
     except BaseException:
         growing.close()

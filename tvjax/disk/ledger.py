@@ -34,19 +34,20 @@ class Ledger:
     def __init__(self, path: Path, lines: Iterable[Mapping[str, Any]]):
         partial = path.with_name(f".{path.name}.partial")
         with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(_line(line) for line in lines)
+            file.writelines(map(as_text, lines))
         os.replace(partial, path)
         self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115
 
     def add(self, line: Mapping[str, Any]) -> None:
-        self.file.write(_line(line))
+        self.file.write(as_text(line))
         self.file.flush()
 
     def close(self) -> None:
         self.file.close()
 
 
-def _line(line: Mapping[str, Any]) -> str:
+def as_text(line: Mapping[str, Any]) -> str:
+    """A line of the file."""
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
@@ -65,6 +66,23 @@ def read(path: Path) -> Past | None:
     rest = [line for line in lines[1:] if isinstance(line, dict)]
     statistics = next((line["statistics"] for line in rest if "statistics" in line), "")
     return Past(lines[0], statistics, {line["tensor"]: line for line in rest if "tensor" in line and "sha256" in line})
+
+
+def parts(folder: Path) -> list[Path]:
+    """The ledgers of the processes that share a merge, but the first's."""
+    return sorted(folder.glob("ledger-*.jsonl"))
+
+
+def read_all(folder: Path) -> Past | None:
+    """All ledgers in a folder as one; None where the first process has begun none."""
+    first = read(folder / NAME)
+    if first is None:
+        return None
+    same = lambda past: past is not None and (past.head["merge"], past.statistics) == (first.head["merge"],
+                                                                                        first.statistics)
+    others = [past for past in map(read, parts(folder)) if same(past)]
+    return first._replace(tensors={name: line for past in (first, *others) if past for name, line in
+                                   past.tensors.items()})
 
 
 def still_there(past: Past, folder: Path, files: Sequence[Shard]) -> dict[str, dict[str, Any]]:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tvjax import checkpoints
-from tvjax.disk import cards, drive, planning, recipe, workdir, writers
+from tvjax import checkpoints, sharding
+from tvjax.disk import cards, drive, planning, recipe, sharing, workdir, writers
 from tvjax.disk import ledger as ledgers
 from tvjax.disk.deltas import Deltas, Zero
 from tvjax.disk.headers import DTYPES
@@ -73,14 +73,23 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
         if workdir.finished_before(ready.out, ready.task.head["merge"]):
             say(f"{ready.out} holds this merge already")
             return ready.out
+        crew = sharing.crew(ready.task.files)
+        first = crew is None or crew.rank == 0
+        sharding.agree({"merge": ready.task.head["merge"]}, "merge")
         past = workdir.begun_before(ready.work, ready.task.head["merge"])
-        _check_room(ready, past)
-        with workdir.working(ready.work), _bar(ready, progress) as bar:
+        with workdir.working(ready.work, first=first), _bar(ready, progress and first) as bar:
             held.counter.bar = bar
-            _check_tied(ready.task)
+            if first:
+                _check_room(ready, past)
+                _check_tied(ready.task)
+            sharding.barrier("merge begins")
             with jax.enable_x64(recipe_.compute_dtype == "float64"):
-                drive.drive(ready.task._replace(brief=ledger == "brief"), ready.work, past, data or {})
-            _finish(ready, command or shlex.join(["python", *sys.argv]))
+                drive.drive(ready.task._replace(brief=ledger == "brief", crew=crew), ready.work, past, data or {})
+            sharding.barrier("merge written")
+            if first:
+                sharing.join(ready.work, ready.task.files)
+                _finish(ready, command or shlex.join(["python", *sys.argv]))
+        sharding.barrier("merge finished")
     say(f"written: {ready.out}")
     return ready.out
 
@@ -119,7 +128,9 @@ class prepare:
         source = Deltas(base, list(models.values()), matched.places, matched.merged, self.counter)
         if recipe_.compute_dtype == "float64":
             source.dtypes = dict.fromkeys(source.dtypes, DTYPES["F64"])
-        files = writers.shards(_outputs(recipe_, base, matched), writers.size_in_bytes(recipe_.max_shard_size))
+        outputs = _outputs(recipe_, base, matched)
+        total = sum(info.nbytes for info in outputs.values())
+        files = writers.shards(outputs, sharing.most_bytes(writers.size_in_bytes(recipe_.max_shard_size), total))
         side, notes = cards.side_files(base, models, recipe_)
         matched.notes.extend(notes)
         inputs = {label: dict(opened.identity) for label, opened in {"": base, **models}.items()}

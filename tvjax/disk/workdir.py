@@ -42,7 +42,7 @@ def finished_before(out: Path, identity: str) -> bool:
 
 def begun_before(work: Path, identity: str) -> ledger.Past | None:
     """The ledger of an interrupted merge into the same place; ValueError if that was another merge."""
-    past = ledger.read(work / ledger.NAME)
+    past = ledger.read_all(work)
     if past is not None and past.head["merge"] != identity:
         raise ValueError(f"{work} holds the beginning of a merge of another recipe, of other inputs or by other "
                          "versions: delete it, or choose another directory to write")
@@ -53,11 +53,15 @@ def begun_before(work: Path, identity: str) -> ledger.Past | None:
 
 
 @contextlib.contextmanager
-def working(work: Path) -> Iterator[None]:
+def working(work: Path, *, first: bool = True) -> Iterator[None]:
     """Makes the directory, holds it against other processes, and removes it where the merge cannot be.
 
     After a broken input or a full disk nothing is left; after an interruption the directory stays, to be continued.
+    first: False in the processes of one merge that leave all this to the first of them.
     """
+    if not first:
+        yield
+        return
     made = [folder for folder in (work, *work.parents) if not folder.exists()]
     try:
         work.mkdir(parents=True, exist_ok=True)

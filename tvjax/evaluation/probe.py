@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tvjax import sharding
 from tvjax.evaluation.top1 import padded
 
 DECAYS = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -20,9 +21,10 @@ def features(encode, params, inputs, *, batch=128):
     >>> features(lambda params, inputs: inputs @ params, jnp.eye(2), np.ones((3, 2), np.float32), batch=2).shape
     (3, 2)
     """
-    params = jax.device_put(params)
-    parts = [_features(params, part, encode=encode)[:real] for part, real in padded(inputs, batch=batch)]
-    return np.concatenate(jax.device_get(parts)).astype(np.float32)
+    (params,), layout = sharding.settled(params)
+    parts = [_features(params, sharding.spread(part, layout), encode=encode)[:real]
+             for part, real in padded(inputs, batch=batch)]
+    return np.concatenate(sharding.host(parts)).astype(np.float32)
 
 
 @functools.partial(jax.jit, static_argnames="encode")
@@ -46,6 +48,19 @@ def linear_probe(train, val, test, *, classes: int, decays=DECAYS, steps: int = 
     return right(best, x_test, y_test)
 
 
+def probe_head(train, val, *, classes: int, decays=DECAYS, steps: int = 100):
+    """The head (features, classes) of such a probe without its bias, for unit features; decays as in `linear_probe`.
+
+    >>> x, y = np.eye(2, dtype=np.float32), np.array([0, 1])
+    >>> (probe_head((x, y), (x, y), classes=2, steps=5).argmax(1) == y).all().item()
+    True
+    """
+    (x, y), (x_val, y_val) = ((_unit(x), np.asarray(y)) for x, y in (train, val))
+    fitted = [_fit(x, jnp.asarray(y), jnp.float32(decay), classes=classes, steps=steps, bias=False)["weight"]
+              for decay in decays]
+    return max(fitted, key=lambda head: float((np.asarray(x_val @ head).argmax(1) == y_val).mean()))
+
+
 def _unit(x):
     x = np.asarray(x, np.float32)
     return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
@@ -55,10 +70,11 @@ def _scores(w, x):
     return x @ w["weight"] + w["bias"][None]
 
 
-@functools.partial(jax.jit, static_argnames=("classes", "steps"))
-def _fit(x, y, decay, *, classes, steps):
+@functools.partial(jax.jit, static_argnames=("classes", "steps", "bias"))
+def _fit(x, y, decay, *, classes, steps, bias=True):
     """L-BFGS on the whole set."""
     def loss(w):
+        w = w if bias else {**w, "bias": jnp.zeros_like(w["bias"])}
         return optax.softmax_cross_entropy_with_integer_labels(_scores(w, x), y).mean() + decay * (w["weight"]**2).sum()
 
     solver, start = optax.lbfgs(), {"weight": jnp.zeros((x.shape[1], classes)), "bias": jnp.zeros(classes)}

@@ -9,10 +9,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
-from tvjax import evaluation, results, vectors
-from tvjax.experiment import merges, rows, workdir
+from tvjax import evaluation, results, sharding, vectors
+from tvjax.experiment import merges, rows, sharing, workdir
 from tvjax.experiment import progress as told
 from tvjax.experiment.finetune import Tuned, finetune
 from tvjax.experiment.loading import Problem, problem
@@ -22,31 +23,60 @@ from tvjax.experiment.planning import Plan, plain, plan
 def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bool | None = None) -> list[dict]:
     """Does the whole experiment of a config in `folder` and returns its rows, which are then in `folder`/results.jsonl.
 
+    Of several processes each fine-tunes and judges its share of tasks and merges, by rank; the first one, which then
+    finds all of it in the folder, returns the rows, the others none.
+
     say: takes one line of progress. Raises ValueError with one sentence for a slip in the config, a folder of another
     experiment, a model that does not fit; OSError where the disk fails.
     """
     todo, folder = plan(config), pathlib.Path(folder)
-    workdir.check_owner(folder, plain(config))
+    sharing.check_layout()
     with evaluation.meter() as cost:
-        about = problem(todo)
-        workdir.write_text(folder / "config.json", json.dumps(plain(config), indent=2) + "\n")
+        begin = lambda: workdir.write_text(folder / "config.json", json.dumps(plain(config), indent=2) + "\n")
+        about = sharing.owned(folder, plain(config), lambda: problem(todo), begin)
         say(f"{todo.name}: {len(todo.tasks)} tasks, {len(todo.merges)} merges, seeds {todo.seeds}, into {folder}")
-        found = [row for seed in told.counted(todo.seeds, say, "seeds")
-                 for row in _seed(about, todo, seed, folder, say, progress)]
+        parts = (lambda seed=seed: _seed(about, todo, seed, folder, say, progress)
+                 for seed in told.counted(todo.seeds, say, "seeds"))
+        found = list(sharing.until_done(parts))
+        if not sharing.first():
+            return []
     found += _cost(todo, cost)
     workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
     return found
 
 
 def _seed(about: Problem, todo: Plan, seed: int, folder, say, progress) -> list[dict]:
-    tuned = {task: _tune(about, todo, task, seed, folder, say, progress)
-             for task in told.counted(todo.tasks, say, "tasks")}
+    tuned = _tuned(about, todo, seed, folder, say, progress)
     shared = rows.common(todo, todo.tasks, seed)
     found = rows.tuning(shared, tuned, np.asarray(vectors.cosines([one.tau for one in tuned.values()])))
     anchors = _anchors(about, todo, tuned, folder / "cache.jsonl")
     for count in todo.counts:
         found += _suite(about, todo, todo.tasks[:count], seed, tuned, anchors, folder, say)
     return found
+
+
+def _tuned(about, todo, seed, folder, say, progress) -> dict[str, Tuned]:
+    """{task: its task vector}. Several processes share fine-tuning and judging, and only the first one goes on."""
+    tune = lambda task: _tune(about, todo, task, seed, folder, say, progress)
+    if jax.process_count() == 1:
+        return {task: tune(task) for task in told.counted(todo.tasks, say, "tasks")}
+    for task in sharing.share(todo.tasks):
+        tune(task)
+    sharding.barrier("fine-tuned")
+    tuned = {task: tune(task) for task in todo.tasks}
+    for task in sharing.share(todo.tasks):
+        _anchors(about, todo, {task: tuned[task]}, folder / "cache.jsonl")
+    sharding.barrier("anchors")
+    whole = _anchors(about, todo, tuned, folder / "cache.jsonl")["fine-tuned"]
+    for count, merge in sharing.share([(count, merge) for count in todo.counts for merge in todo.merges]):
+        tasks = todo.tasks[:count]
+        part = {split: {task: by[task] for task in tasks} for split, by in whole.items()}
+        merges.judge(about, todo, merge, tasks, [tuned[task].tau for task in tasks], part, cache=folder / "cache.jsonl")
+        say(f"{merge.label}, {count} tasks, seed {seed}: judged")
+    sharding.barrier("judged")
+    if not sharing.first():
+        raise sharing.Done
+    return tuned
 
 
 def _tune(about, todo, task, seed, folder, say, progress) -> Tuned:
@@ -67,8 +97,8 @@ def _anchors(about, todo, tuned, cache) -> dict[str, dict]:
     whole = {task: vectors.add(about.theta0, one.tau) for task, one in tuned.items()}
     single = lambda task, split: merges.measure(about, todo, whole[task], [task], split, cache=cache)[task]
     splits = ("val", "test")
-    return {"zero-shot": {s: merges.measure(about, todo, about.theta0, todo.tasks, s, cache=cache) for s in splits},
-            "fine-tuned": {s: {task: single(task, s) for task in todo.tasks} for s in splits}}
+    return {"zero-shot": {s: merges.measure(about, todo, about.theta0, list(tuned), s, cache=cache) for s in splits},
+            "fine-tuned": {s: {task: single(task, s) for task in tuned} for s in splits}}
 
 
 def _suite(about, todo, tasks, seed, tuned, anchors, folder, say) -> list[dict]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tvjax import evaluation
-from tvjax.experiment import partial_studies, rows, study, ways
+from tvjax.experiment import partial_studies, rows, sharing, study, ways
 from tvjax.experiment.partial_plan import PartialPlan, partial_plan
 from tvjax.experiment.partial_suite import cache_path, fusion_rows, judged, tuning_rows
 from tvjax.experiment.way_tuning import slug, tune
@@ -19,18 +19,19 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
 
 
 def _seed(about, todo: PartialPlan, seed: int, folder, say, progress) -> list[dict]:
-    found = []
-    for plan in todo.ways:
-        bench = study.Bench(about, todo.usual, cache_path(folder, slug(plan.name), seed), seed, say, todo)
-        found += _way(bench, ways.build(plan, about, seed), folder, progress)
+    bench = lambda plan: study.Bench(about, todo.usual, cache_path(folder, slug(plan.name), seed), seed, say, todo)
+    found = list(sharing.until_done(
+        lambda plan=plan: _way(bench(plan), ways.build(plan, about, seed), folder, progress) for plan in todo.ways))
+    if not sharing.first():
+        raise sharing.Done
     if todo.scaling and seed in todo.scaling["seeds"]:
         found += _scaling(about, todo, seed, folder, say, progress)
     return _zero_shot(about, todo, seed, folder, say) + found
 
 
 def _way(bench: study.Bench, way: ways.Way, folder, progress) -> list[dict]:
-    taus = {task: tune(bench, way, task, folder, theirs=bench.todo.vectors, progress=progress)
-            for task in bench.usual.tasks}
+    taus = sharing.each(bench.usual.tasks,
+                        lambda task: tune(bench, way, task, folder, theirs=bench.todo.vectors, progress=progress))
     one = judged(bench, way, taus)
     found = tuning_rows(one, taus) + fusion_rows(one) + partial_studies.study_rows(one)
     if one.counts[0] and way.family.slopes:

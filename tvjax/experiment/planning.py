@@ -69,7 +69,7 @@ class Plan:
 FIELDS = ("name", "model", "suite", "tasks", "counts", "seeds", "examples", "finetune", "finetuned", "merges", "scales",
           "select_on", "batch", "save_models", "allow_nonfinite")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name on the Hugging Face hub
-OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}}
+OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}, "mesh": {}}
 
 
 def plain(config: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from tvjax import evaluation, vectors
-from tvjax.experiment import finetune, merges, planning, rows, workdir
+from tvjax.experiment import finetune, merges, planning, rows, sharing, workdir
 from tvjax.experiment import progress as told
 from tvjax.experiment.loading import Problem, problem
 from tvjax.experiment.planning import Plan
@@ -48,16 +48,19 @@ def run(config: Any, usual: Plan, folder, seed_rows: Callable[[Problem, int, Cal
     """The frame: checks the folder's owner, loads the problem, calls `seed_rows(problem, seed, say)` for every seed.
 
     shared_rows: (problem, all rows so far) -> rows that belong to no seed. Writes config.json and results.jsonl, with
-    what the run took as its last rows, and returns the rows.
+    what the run took as its last rows, and returns the rows: of several processes the first, the others none.
     """
+    sharing.check_layout()
     folder, plain = pathlib.Path(folder), planning.plain(config)
-    workdir.check_owner(folder, plain)
     begun = time.perf_counter()
     timed = lambda text: say(f"[{time.perf_counter() - begun:6.0f} s] {text}")
     with evaluation.meter() as cost:
-        about = problem(usual)
-        workdir.write_text(folder / "config.json", json.dumps(plain, indent=2) + "\n")
-        found = [row for seed in told.counted(usual.seeds, timed, "seeds") for row in seed_rows(about, seed, timed)]
+        begin = lambda: workdir.write_text(folder / "config.json", json.dumps(plain, indent=2) + "\n")
+        about = sharing.owned(folder, plain, lambda: problem(usual), begin)
+        parts = (lambda seed=seed: seed_rows(about, seed, timed) for seed in told.counted(usual.seeds, timed, "seeds"))
+        found = list(sharing.until_done(parts))
+        if not sharing.first():
+            return []
         found += shared_rows(about, found) if shared_rows else []
     found += cost_rows(usual, cost)
     workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
@@ -73,8 +76,12 @@ def cost_rows(usual: Plan, cost: evaluation.Cost) -> list[dict]:
 
 
 def task_vectors(bench: Bench, folder, *, theirs: str = "", progress: bool | None = None) -> dict[str, Any]:
-    """{task: τ} of standard fine-tuning, taken over from the run in `theirs` where recipe, data and base agree."""
-    return {task: vector(bench, task, folder, theirs=theirs, progress=progress) for task in bench.usual.tasks}
+    """{task: τ} of standard fine-tuning, taken over from the run in `theirs` where recipe, data and base agree.
+
+    Several processes share the tasks (`sharing.each`).
+    """
+    return sharing.each(bench.usual.tasks,
+                        lambda task: vector(bench, task, folder, theirs=theirs, progress=progress))
 
 
 def vector(bench: Bench, task: str, folder, *, theirs: str = "", progress: bool | None = None):

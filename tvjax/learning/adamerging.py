@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tvjax import sharding
 from tvjax.learning.coefficients import Scheme, compose, init
 from tvjax.learning.pool import Pool, size
 
@@ -40,18 +41,21 @@ def adapt(predict: Callable, theta0: Any, held: Pool, tasks: Mapping[str, tuple[
     predict: (params, head, inputs) -> logits. held: the task vectors (`learning.pool`). tasks: {task: (head, unlabelled
     inputs, a tree with examples first)}: those that are adapted to. by: "task" or "tensor". batch, batches: each step
     takes `batches` times `batch` different inputs of every task. The defaults are those of the authors' code, whose
-    inputs are the test images. every: how often the coefficients are kept. say: told (step, loss).
+    inputs are the test images; on a mesh (θ0's, or that of `sharding.on`) every batch is cut over it. every: how
+    often the coefficients are kept. say: told (step, loss).
     """
-    stepper = adapter(predict, Scheme(by=by), lr)
-    theta0, held = jax.device_put((theta0, held))
     state = start(held, by=by, value=value, lr=lr)
+    (theta0, held, state), layout = sharding.settled(theta0, held, state)
+    kept = None if layout is None else tuple(x.sharding for x in jax.tree.leaves(state))
+    stepper = adapter(predict, Scheme(by=by), lr, kept)
     groups = _grouped(tasks)
     heads = [(jnp.stack([_padded(tasks[task][0], width) for task in names for _ in range(batches)]),
               jnp.array([tasks[task][0].shape[1] for task in names for _ in range(batches)], jnp.int32))
              for names, width in groups]
     losses, trace = [], [(0, jax.device_get(clamped(state[0])))]
     for step in range(steps):
-        inputs = [_inputs(tasks, names, batch, batches, seed, step) for names, _ in groups]
+        inputs = [sharding.spread(_inputs(tasks, names, batch, batches, seed, step), layout, axis=1)
+                  for names, _ in groups]
         state, loss = stepper(state, theta0, held, heads, inputs)
         losses.append(loss)
         if (step + 1) % every == 0 or step + 1 == steps:
@@ -68,8 +72,10 @@ def start(held: Pool, *, by: str = "tensor", value: float = 0.3, lr: float = 1e-
 
 
 @functools.cache
-def adapter(predict: Callable, scheme: Scheme, lr: float) -> Callable:
+def adapter(predict: Callable, scheme: Scheme, lr: float, kept: tuple | None = None) -> Callable:
     """The compiled step (state, θ0, pool, heads, inputs) -> (state, loss); the state's buffers are donated.
+
+    kept: the shardings of the state's leaves on a mesh, which they keep.
 
     heads: for each group of tasks (padded heads, their numbers of classes), inputs: as many groups, (runs, batch, …).
     """
@@ -92,7 +98,7 @@ def adapter(predict: Callable, scheme: Scheme, lr: float) -> Callable:
         (slope,) = back(total[1])
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             change, moments = optax.adam(lr).update(slope, moments)
-        return (optax.apply_updates(coefficients, change), moments), total[0]
+        return sharding.constrain((optax.apply_updates(coefficients, change), moments), kept), total[0]
     return step
 
 

@@ -56,7 +56,8 @@ def _dispatch(operator, given: Any, source, tasks, data):
     if abstract([operator, given, data]):
         return traced.run(operator, dict(given), hashes, data)
     if not on_host(given):
-        return _program()(*jax.tree.map(_automatic, (operator, given, hashes, data)))
+        automatic = jax.tree.map(_automatic, (operator, given, hashes, data))
+        return _program()(*automatic, mesh=_mesh(automatic[1]))
     return dict(streamed.run(operator, source(given), hashes, data))
 
 
@@ -78,7 +79,14 @@ def _automatic(x):
 
 @functools.cache
 def _program():
-    return jax.jit(traced.run)
+    return jax.jit(traced.run, static_argnames="mesh")
+
+
+def _mesh(given: Any) -> Mesh | None:
+    """The mesh of several devices on which the leaves lie, None for one device."""
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(given)]
+    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
+    return meshes[0] if meshes and meshes[0].size > 1 else None
 
 
 def task_hashes(tasks: Sequence[str] | None, count: int) -> np.ndarray:

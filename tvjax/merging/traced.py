@@ -1,7 +1,8 @@
 """The engine for `jit`, `vmap`, `grad`, accelerators and meshes: the operator as one program over the whole tree.
 
 Leaves of equal shape pass whole-leaf stages together (one `vmap`), so that a transformer needs a handful of spectral
-programs. Order statistics count over float bits: no sort, no flattening, any sharding, traced shares.
+programs; on a mesh they are dealt out, so that a device has whole matrices and none is decomposed in parts. Order
+statistics count over float bits: no sort, no flattening, any sharding, traced shares.
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from tvjax.merging import plan
 from tvjax.merging.operator import Operator
@@ -16,9 +19,9 @@ from tvjax.merging.statistics import Greatest, Kth, Least, Sum, group
 from tvjax.tree import wide
 
 
-def run(operator: Operator, stacks: Mapping, tasks, data: Mapping):
+def run(operator: Operator, stacks: Mapping, tasks, data: Mapping, mesh: Mesh | None = None):
     """{name: stack} -> {name: result}; tasks (tasks,) hashes of the tasks' names, data {name of the tree: {leaf:
-    array}}.
+    array}}, mesh that on which the stacks lie, if they lie on one.
     """
     known = plan.leaves({name: stack.shape[1:] for name, stack in stacks.items()})
     dtypes = {name: getattr(stack.dtype, "factors", stack.dtype) for name, stack in stacks.items()}
@@ -28,7 +31,7 @@ def run(operator: Operator, stacks: Mapping, tasks, data: Mapping):
         here = [leaf for leaf in known.values() if stage.holds(leaf.name, leaf.shape)]
         values = [measure(stat, here, xs) for stat in stage.stats]
         for bucket in buckets(stage, here, xs, values):
-            xs |= through(stage, bucket, xs, values, origin, tasks, data)
+            xs |= through(stage, bucket, xs, values, origin, tasks, data, mesh)
     return {name: jax.tree.map(lambda leaf, dtype=dtypes[name]: leaf.astype(dtype), x) for name, x in xs.items()}
 
 
@@ -48,7 +51,7 @@ def buckets(stage, members, xs, values):
     return list(found.values())
 
 
-def through(stage, bucket, xs, values, origin, tasks, data):
+def through(stage, bucket, xs, values, origin, tasks, data, mesh=None):
     def one(leaf):
         mine = tuple(v[group(s.scope, leaf.name)] for s, v in zip(stage.stats, values, strict=True))
         fed = {need: plan.datum(data, need, leaf.name) for need in stage.needs if need in data}
@@ -68,8 +71,17 @@ def through(stage, bucket, xs, values, origin, tasks, data):
     if len(bucket) == 1:
         return {bucket[0].name: go(*one(bucket[0]))}
     together = jax.tree.map(lambda *parts: jnp.stack([jnp.asarray(part) for part in parts]), *map(one, bucket))
-    results = jax.vmap(go)(*together)
+    results = jax.vmap(go)(*together) if mesh is None else _dealt_out(go, together, len(bucket), mesh)
     return {leaf.name: jax.tree.map(lambda part, i=i: part[i], results) for i, leaf in enumerate(bucket)}
+
+
+def _dealt_out(go, together, count: int, mesh: Mesh):
+    """`go` of `count` leaves, ⌈count/devices⌉ on each device; the last are repeated where they do not fill all."""
+    short = -count % mesh.size
+    fill = lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], short, 0)]) if short else x
+    each = P(tuple(mesh.axis_names))
+    spread = jax.shard_map(jax.vmap(go), mesh=mesh, in_specs=each, out_specs=each, check_vma=False)
+    return jax.tree.map(lambda x: x[:count], spread(*jax.tree.map(fill, together)))
 
 
 def measure(stat, members, xs):

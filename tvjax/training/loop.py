@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from tqdm.auto import tqdm
 
+from tvjax import sharding
 from tvjax.training.recipe import optimizer
 
 
@@ -49,8 +50,9 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     feed: an iterable of batches, or a function `feed(start=step)` that gives the iterable from a step on, for instance
       `functools.partial(batches, split, batch=128, seed=0)`. Numpy arrays, examples first.
     transform: an optax transformation in place of `optimizer(recipe)`, for instance `sparse(optimizer(recipe), mask)`.
-    place: what puts a batch on the devices, where that is not the default one: with `params` replicated over a mesh,
-      a function that shards a batch over it.
+    place: what puts a batch on the devices. By default it is cut along its examples over the mesh on which `params` or
+      `frozen` lie, or over that of `sharding.on`; parameters that are on none are put there by its rules, and come back
+      to the host. With one device nothing is moved.
     state_dir: where the state is saved every `save_every` steps and at the end, and where a run continues from.
     progress: whether to show a bar; None: on a terminal and in a notebook. Never but on process 0.
     watch: a function (params, steps done) that is called after every `watch_every` steps, before the next batch is
@@ -68,10 +70,14 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     """
     begun = time.perf_counter()
     transform = optimizer(dataclasses.replace(recipe, seed=0)) if transform is None else transform
+    layout = sharding.found(params, frozen)
+    if layout is not None:
+        params, frozen, place, home = _spread(params, frozen, place, layout)
     state = _start(params, transform, recipe)
     if state_dir is not None:
         state = _resume(state, state_dir, recipe)
-    advance = functools.partial(_advance, loss=loss, update=transform.update, parts=recipe.accumulation)
+    kept = None if layout is None else tuple(x.sharding for x in jax.tree.leaves(state))
+    advance = functools.partial(_advance, loss=loss, update=transform.update, parts=recipe.accumulation, kept=kept)
     key, aux, first, steps = jax.random.key(recipe.seed), None, int(state["step"]), recipe.steps
     done = steps
     with _Clock(steps, first, progress) as clock:
@@ -86,10 +92,21 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
                 _check_weights(state["params"], done)
             if saving:
                 _save(state, state_dir, done)
-            if watch is not None and done % watch_every == 0 and watch(state["params"], done):
+            if watch is not None and done % watch_every == 0 and watch(sharding.whole(state["params"]), done):
                 break
     seconds = time.perf_counter() - begun
-    return Fitted(state["params"], np.array(state["losses"][:done]), seconds, done, clock.rate, jax.device_get(aux))
+    params, aux = state["params"], sharding.host(aux)
+    params = params if layout is None else home(params)
+    return Fitted(params, np.array(state["losses"][:done]), seconds, done, clock.rate, aux)
+
+
+def _spread(params, frozen, place, layout):
+    """What is trained and what is not on the layout's devices, how a batch gets there, and how the result comes back:
+    to the host where the parameters were not on the mesh."""
+    there = any(sharding.mesh_of(x) is not None for x in jax.tree.leaves(params))
+    home = (lambda params: params) if there else sharding.host
+    place = functools.partial(sharding.spread, layout=layout) if place is None else place
+    return sharding.place(params, layout), sharding.place(frozen, layout), place, home
 
 
 def _start(params, transform, recipe):
@@ -108,15 +125,19 @@ def _on_mesh(state, mesh):
     return jax.tree.map(put, state)
 
 
-@functools.partial(jax.jit, static_argnames=("loss", "update", "parts"), donate_argnames="state")
-def _advance(state, batch, frozen, key, *, loss, update, parts):
-    """One update of the weights; compiled once for all runs with the same loss, recipe and shapes."""
+@functools.partial(jax.jit, static_argnames=("loss", "update", "parts", "kept"), donate_argnames="state")
+def _advance(state, batch, frozen, key, *, loss, update, parts, kept=None):
+    """One update of the weights; compiled once for all runs with the same loss, recipe and shapes.
+
+    kept: the shardings of the state's leaves on a mesh, which they keep.
+    """
     params, step = state["params"], state["step"]
     (value, aux), grads = _gradient(loss, params, batch, jax.random.fold_in(key, step), frozen, parts)
     with jax.numpy_dtype_promotion("standard"):  # optax 0.2.8 raises floats to integer counts
         updates, opt = update(grads, state["opt"], params)
     losses = state["losses"].at[step].set(value.astype(jnp.float32))
-    return {"params": optax.apply_updates(params, updates), "opt": opt, "step": step + 1, "losses": losses}, aux
+    state = {"params": optax.apply_updates(params, updates), "opt": opt, "step": step + 1, "losses": losses}
+    return sharding.constrain(state, kept), aux
 
 
 def _gradient(loss, params, batch, key, frozen, parts):

@@ -1,0 +1,115 @@
+"""Processes that meet over loopback: they agree, share tasks, and end with one sentence where one of them fails."""
+import json
+import socket
+import time
+
+import pytest
+
+from tests import processes
+from tvjax import results, sharding
+from tvjax.sharding import processes as ours
+
+SECONDS = 5
+
+
+def meet(mode, count=2):
+    return processes.together(["tests/meeting.py", mode, SECONDS], count=count)
+
+
+def sentences(err):
+    """What stands on stderr, but for lines of the libraries below."""
+    return [line for line in err.splitlines() if line and not line.startswith(("[Gloo]", "E1", "E0", "W1", "W0", "I"))]
+
+
+def test_processes_meet_agree_and_part():
+    said = meet("well")
+    assert [code for code, _, _ in said] == [0, 0], said
+    assert all("met" in out for _, out, _ in said)
+
+
+@pytest.mark.parametrize("dead, left", [(1, 0), (0, 1)])
+def test_a_process_that_dies_ends_the_others_with_one_sentence(dead, left):
+    begun = time.monotonic()
+    said = meet(f"die{dead}")
+    code, _, err = said[left]
+    assert code == ours.DIED, said
+    assert sentences(err)[-1] == (f"process {dead} has not been heard of for {SECONDS} s: it died or is cut off; start "
+                                  "all again, what is done is kept")
+    assert time.monotonic() - begun < 60
+
+
+def test_a_process_that_fails_tells_the_others_why():
+    (code, _, err), (other, _, its) = meet("fail")
+    assert other == 2 and sentences(its) == ["bad input: what process 1 alone has read"]
+    assert code == ours.DIED and sentences(err) == ["process 1 ended: bad input: what process 1 alone has read"]
+
+
+def test_configs_that_differ_are_found_out_at_the_start():
+    (code, _, err), (other, _, its) = meet("differ")
+    sentence = ("process 1 is not started as process 0 is (config.steps 3 there, 4 here): start all with one command, "
+                "one config and the same versions")
+    assert (other, sentences(its)) == (2, [sentence])
+    assert code == ours.DIED and sentences(err) == [f"process 1 ended: {sentence}"]
+
+
+def test_a_coordinator_that_does_not_answer():
+    with pytest.raises(ValueError, match="the coordinator 127.0.0.1:1 does not answer within 0.3 s"):
+        sharding.start("127.0.0.1:1,2,1", timeout=0.3)
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="cannot be used .*: choose another one"):
+            sharding.start(f"127.0.0.1:{taken.getsockname()[1]},2,0", timeout=1)
+
+
+def test_others_that_do_not_come():
+    port = processes.free_port()
+    code, _, err = processes.ended(processes.started(["tests/meeting.py", "well", 2], 0, count=2, port=port))
+    assert code == ours.DIED and sentences(err)[0].startswith("not all processes came within 2 s"), err
+
+
+@pytest.mark.parametrize("where, said", [
+    ("here", "distributed is auto or HOST:PORT,COUNT,INDEX"), ("a:1,2", "HOST:PORT,COUNT,INDEX"),
+    ("a:1,2,2", "of 2 processes the indices are 0 … 1; got 2"), ("auto", "finds no SLURM, TPU pod or Open MPI"),
+])
+def test_addresses_that_are_none(where, said):
+    with pytest.raises(ValueError, match=said):
+        sharding.start(where, timeout=1)
+
+
+# ---------------------------------------------------------------- tasks shared by rank
+def run_together(workdir, port, *more):
+    program = ["-m", "tvjax.run", "--config=configs/quickstart.py:runlocal", f"--workdir={workdir}",
+               "--config.save_models=False", "--timeout=20", *more]
+    return [processes.started(program, index, count=2, port=port, flag="--distributed=") for index in range(2)]
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_tasks_are_shared_and_a_killed_run_is_continued(tmp_path):
+    vectors = tmp_path / "task_vectors" / "seed0"
+    running = run_together(tmp_path, processes.free_port())
+    until = time.monotonic() + 300
+    while not (vectors / "digits.json").exists() and time.monotonic() < until:  # the task of process 1
+        time.sleep(0.05)
+    running[1].kill()
+    code, _, err = processes.ended(running[0])
+    assert code == ours.DIED and "process 1 has not been heard of" in err, err
+    before = {path.name: path.stat().st_mtime_ns for path in vectors.glob("*.safetensors")}
+    assert "digits.safetensors" in before and not (tmp_path / "results.jsonl").exists()
+
+    said = [processes.ended(one) for one in run_together(tmp_path, processes.free_port())]
+    assert [code for code, _, _ in said] == [0, 0], said
+    assert all((vectors / name).stat().st_mtime_ns == when for name, when in before.items())
+    keys = [line["key"] for line in lines(tmp_path / "cache.jsonl")]
+    assert keys and len(set(keys)) == len(keys), "a measurement was done twice"
+    assert "process 1: average, 2 tasks" in said[1][2] or "process 0: average, 2 tasks" in said[0][2]
+    rows = results.read(tmp_path / "results.jsonl")
+    assert {row["task"] for row in rows} >= {"greek", "digits"}
+    assert {"average", "ties", "tsv_m", "iso_c", "consensus"} <= {row["method"] for row in rows}
+    assert (tmp_path / "report.html").exists()

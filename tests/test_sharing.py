@@ -1,0 +1,76 @@
+"""A merge shared by eight devices, or by two processes, is that of one device: entry by entry the same bits."""
+import json
+
+import numpy as np
+import pytest
+
+from tests import many_merges, processes
+from tvjax import checkpoints, merging, tree
+from tvjax.disk import ledger, sharing
+from tvjax.merging import crew, crewed
+
+METHODS = ("ties", "consensus", "dare", "emr", "fisher", "metagpt", "tsv_m", "wudi", "regmean")
+BOTH = ("ties", "dare", "metagpt", "tsv_m")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    many_merges.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one_and_eight(inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("eight")
+    processes.run(["tests/many_merges.py", inputs, out, ",".join({*METHODS, *BOTH})], devices=8)
+    return out
+
+
+def same(method, one, other):
+    entrywise = all(stage.entrywise for stage in merging.build(method).stages)
+    expected, found = (tree.flatten(checkpoints.load(path / method).params) for path in (one, other))
+    assert set(found) == set(many_merges.SHAPES)
+    for name, x in found.items():
+        np.testing.assert_allclose(x, expected[name], rtol=0, atol=0 if entrywise else 1e-6, err_msg=f"{method} {name}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_eight_devices_merge_as_one(method, one_and_eight):
+    same(method, one_and_eight / "one", one_and_eight / "many")
+
+
+def test_two_processes_merge_as_one(inputs, one_and_eight, tmp_path):
+    said = processes.together(["tests/many_merges.py", inputs, tmp_path, ",".join(BOTH)], count=2, devices=2)
+    assert [code for code, _, _ in said] == [0, 0], said
+    for method in BOTH:
+        same(method, one_and_eight / "one", tmp_path / "many")
+        written = tmp_path / "many" / method
+        index = json.loads((written / "model.safetensors.index.json").read_text())
+        assert set(index["weight_map"]) == set(many_merges.SHAPES)
+        lines = ledger.read(written / ledger.NAME)
+        assert set(lines.tensors) == set(many_merges.SHAPES) and not ledger.parts(written)
+        files = {name: shard for name, shard in index["weight_map"].items()}
+        assert {line["file"] for line in lines.tensors.values()} == set(files.values())
+
+
+def test_the_kth_largest_by_counting_is_that_of_a_sort():
+    rng = np.random.default_rng(0)
+    for kind in (np.float32, np.float64):
+        x = rng.standard_normal((3, 4000)).astype(kind)
+        x[:, :1000] = 0.5
+        x[0, 7], x[1, 9] = np.inf, -np.inf
+        for k in (1, 17, 1500, 4000):
+            found = crewed.kth_largest({"": lambda x=x: [x[:, :900], x[:, 900:]]}, {"": k}, 3, kind=kind)[""]
+            np.testing.assert_array_equal(found, np.sort(x, 1)[:, -k])
+            assert found.dtype == kind
+
+
+def test_leaves_are_shared_out_evenly():
+    owner = crew.shared_out({str(i): 10 - i for i in range(10)}, 3)
+    loads = [sum(10 - int(name) for name, rank in owner.items() if rank == process) for process in range(3)]
+    assert max(loads) - min(loads) <= 2 and sum(loads) == 55
+
+
+def test_one_device_of_one_process_needs_no_crew():
+    assert sharing.crew([]) is None and sharing.most_bytes(5, 100) == 5

@@ -1,0 +1,144 @@
+"""Who shares a merge: the processes that own leaves, and the devices of each, which take pieces side by side.
+
+The engine of one device (`streamed`) says what is done to a piece; here only who does it. Every device runs the same
+program on a piece of the same size, so entry-wise results are equal bit by bit on any number of devices and processes;
+sums over the model are taken in float64 and exchanged, a few numbers for each.
+"""
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXIS = "pieces"
+UNDER_WAY = 2  # rounds of all devices that are computed ahead of their use
+
+
+class Crew(NamedTuple):
+    """One process of several: its number, how many there are, its own devices, and how all learn what each has found.
+
+    exchange: (what this process has found, anything that pickles) -> [what each has found], in the processes' order.
+    owner: {leaf: the process that reads, merges and writes it}; leaves that it lacks belong to process 0.
+    """
+
+    devices: tuple[Any, ...]
+    rank: int = 0
+    count: int = 1
+    exchange: Callable[[Any], list] = lambda found: [found]
+    owner: Mapping[str, int] = {}
+
+    def owns(self, name: str) -> bool:
+        return self.count == 1 or self.owner.get(name, 0) == self.rank
+
+    @property
+    def mesh(self) -> Mesh:
+        return Mesh(np.array(self.devices), (AXIS,))
+
+
+def shared_out(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """{name: process}: the largest first, each to the process that has least to do so far.
+
+    >>> shared_out({"a": 5, "b": 3, "c": 2}, 2)
+    {'a': 0, 'b': 1, 'c': 1}
+    """
+    load, owner = [0] * count, {}
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        owner[name] = min(range(count), key=load.__getitem__)
+        load[owner[name]] += sizes[name]
+    return owner
+
+
+def side_by_side(crew: Crew, items: Iterable[tuple[Any, tuple]], body: Callable) -> Iterator[tuple[Any, Any]]:
+    """(tag, body(*arguments)) of all items in order; successive ones of equal shapes run at once, one a device.
+
+    body: a pure function at module level, or the same partial object each time.
+    """
+    waiting: list[list[tuple[Any, Any]]] = []
+    for group in _groups(items, len(crew.devices)):
+        waiting.append(_started(crew, group, body))
+        while len(waiting) > UNDER_WAY:
+            yield from _arrived(waiting.pop(0))
+    for group in waiting:
+        yield from _arrived(group)
+
+
+def _arrived(group):
+    return ((tag, jax.tree.map(np.asarray, made)) for tag, made in group)
+
+
+def _groups(items, most: int):
+    group: list[tuple[Any, tuple, Any]] = []
+    for tag, given in items:
+        key = _key(given)
+        if group and (len(group) == most or key != group[0][2]):
+            yield group
+            group = []
+        group.append((tag, given, key))
+    if group:
+        yield group
+
+
+def _key(given):
+    """What must be equal for one program: structure, shapes, dtypes, and Python's own numbers."""
+    flat, structure = jax.tree.flatten(given)
+    return structure, tuple(x if _plain(x) else (np.shape(x), x.dtype) for x in flat)
+
+
+def _plain(x) -> bool:
+    return type(x) in (bool, int, float)
+
+
+def _started(crew: Crew, group, body):
+    """The results of a group, on their way: of one item by the plain program, of several by one over the devices."""
+    if len(group) == 1:
+        return [(group[0][0], _alone(body)(*group[0][1]))]
+    many = len(crew.devices)
+    padded = [given for _, given, _ in group] + [group[-1][1]] * (many - len(group))
+    flats = [jax.tree.leaves(given) for given in padded]
+    structure = jax.tree.structure(padded[0])
+    moving = tuple(i for i, x in enumerate(flats[0]) if not _plain(x))
+    stacks = [_stacked(crew.mesh, [flat[i] for flat in flats]) for i in moving]
+    still = [x for x in flats[0] if _plain(x)]
+    made = _together(body, crew.mesh, structure, moving)(stacks, still)
+    parts = [_part(made, device) for device in crew.devices[:len(group)]]
+    return [(tag, part) for (tag, _, _), part in zip(group, parts, strict=True)]
+
+
+def _stacked(mesh: Mesh, parts: list) -> jax.Array:
+    """(devices, …): part d on device d; none is copied on the host."""
+    if isinstance(parts[0], jax.Array) and jax.numpy.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
+        return jax.device_put(jax.numpy.stack(parts), NamedSharding(mesh, P(AXIS)))
+    held = [jax.device_put(np.asarray(part)[None], device)
+            for part, device in zip(parts, mesh.devices.flat, strict=True)]
+    shape = len(parts), *held[0].shape[1:]
+    return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), held)
+
+
+def _part(made: Any, device) -> Any:
+    own = lambda x: next(shard.data for shard in x.addressable_shards if shard.device == device)
+    return jax.tree.map(lambda x: own(x)[0], made)
+
+
+_programs: dict = {}
+
+
+def _alone(body):
+    if body not in _programs:
+        _programs[body] = jax.jit(body)
+    return _programs[body]
+
+
+def _together(body, mesh: Mesh, structure, moving: tuple[int, ...]):
+    """The program of one item on every device of the mesh, each with its own."""
+    key = (body, mesh, structure, moving)
+    if key not in _programs:
+        def one(stacks, still):
+            rest, mine = iter(still), {i: stack[0] for i, stack in zip(moving, stacks, strict=True)}
+            count = len(stacks) + len(still)
+            given = jax.tree.unflatten(structure, [mine[i] if i in mine else next(rest) for i in range(count)])
+            return jax.tree.map(lambda x: x[None], body(*given))
+        spread = jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
+        _programs[key] = jax.jit(spread)
+    return _programs[key]
