@@ -9,19 +9,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import tree
+from tvjax import sharding, tree
 from tvjax.evaluation.points import moved, shifted
 
 COLUMNS = 512  # covers the vision suites' largest head (397 classes) at no cost beside an encoder
 QUEUE = 8  # batches sent ahead of the device
 
 
-def accuracy(predict, params, head, split, *, batch=128):
+def accuracy(predict, params, head, split, metric=None, *, batch=128):
     """The share of right answers, correct/examples, a float in [0, 1].
 
     predict: (params, head, images) -> logits (images, classes); a logit that is not a number makes the answer wrong.
       Programs are kept under this function: give the same object each time, not a new lambda.
     head: (features, classes), or any tree (None) that `predict` knows to handle. split: the pair (images, labels).
+    metric: (answers, labels) -> the number that is wanted in place of that share.
 
     >>> predict = lambda params, head, images: images @ head
     >>> accuracy(predict, None, jnp.eye(3), (np.eye(3, dtype=np.float32), np.array([0, 1, 1])), batch=2)
@@ -32,18 +33,22 @@ def accuracy(predict, params, head, split, *, batch=128):
     answers = predictions(predict, params, head, images, batch=batch)
     if labels.shape != answers.shape:
         raise ValueError(f"there are {answers.size} images, but labels of shape {labels.shape}")
-    return int((answers == labels).sum()) / labels.size
+    return int((answers == labels).sum()) / labels.size if metric is None else metric(answers, labels)
 
 
 def predictions(predict, params, head, images, *, batch=128):
-    """The predicted class of every image, (images,) int32 on the host; −1 where a logit is not a number."""
+    """The predicted class of every image, (images,) int32 on the host; −1 where a logit is not a number.
+
+    Batches are cut over the mesh on which `params` lie, or over that of `sharding.on`.
+    """
     head, classes = _widened(head)
-    params, answers = jax.device_put(params), []
+    (params, head), layout = sharding.settled(params, head)
+    answers = []
     for part, real in padded(images, batch=batch):
-        answers.append(_answers(params, head, classes, part, predict=predict)[:real])
+        answers.append(_answers(params, head, classes, sharding.spread(part, layout), predict=predict)[:real])
         if len(answers) > QUEUE:
             answers[-QUEUE].block_until_ready()
-    return np.concatenate(jax.device_get(answers))
+    return np.concatenate(sharding.host(answers))
 
 
 @functools.partial(jax.jit, static_argnames="predict")
@@ -84,8 +89,9 @@ def _filled(rows, batch):
 
 
 def accuracies(predict, params, tasks, *, batch=128):
-    """{task: accuracy} of one model; `tasks` maps a name to (head, (images, labels))."""
-    return {name: accuracy(predict, params, head, split, batch=batch) for name, (head, split) in tasks.items()}
+    """{task: accuracy} of one model; `tasks` maps a name to (head, (images, labels)), or to these and a metric."""
+    (params,), _ = sharding.settled(params)
+    return {name: accuracy(predict, params, *task, batch=batch) for name, task in tasks.items()}
 
 
 def sweep(predict, theta0, tau, scales, tasks, *, batch=128, place=shifted):
@@ -93,7 +99,7 @@ def sweep(predict, theta0, tau, scales, tasks, *, batch=128, place=shifted):
 
     `place`: `shifted`, or `paired` with a predict from `classify_linearised`.
     """
-    theta0, tau = jax.device_put((theta0, tau))
+    (theta0, tau), _ = sharding.settled(theta0, tau)
     return [accuracies(predict, moved(theta0, tau, float(scale), place=place), tasks, batch=batch) for scale in scales]
 
 
