@@ -8,8 +8,9 @@ import re
 ROOT = pathlib.Path(__file__).parents[1]
 MODULES = (
     "tvjax.vectors", "tvjax.tree", "tvjax.merging", "tvjax.tangent", "tvjax.checkpoints", "tvjax.compression",
-    "tvjax.compression.building", "tvjax.compression.store", "tvjax.compression.switch", "tvjax.calibration",
-    "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk", "tvjax.results", "tvjax.merging.compat",
+    "tvjax.compression.building", "tvjax.compression.encoded", "tvjax.compression.store", "tvjax.compression.switch",
+    "tvjax.calibration", "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk", "tvjax.results",
+    "tvjax.merging.compat",
 )
 PROMPT = ">>> "
 

@@ -251,6 +251,7 @@ def test_masked_loss_has_no_gradient_outside():
     ({"codecs": ({"name": "tvq", "bits": 3},)}, "tvq takes width; got bits"),
     ({"codecs": ({"name": "tall"},)}, "TALL-masks are there for every base"),
     ({"codecs": ({"name": "emr"}, {"name": "emr"})}, "two codecs are called 'emr'"),
+    ({"codecs": ({"name": "emr", "label": "a/b"},)}, "a codec's label names a directory; 'a/b' cannot"),
     ({"nonoverlap": (9,)}, "tall.nonoverlap holds numbers of tasks from 1 to 3; got 9"),
 ])
 def test_slips(change, sentence):
@@ -258,6 +259,12 @@ def test_slips(change, sentence):
     given["tall"] |= planning.plain(change)
     with pytest.raises(ValueError, match=sentence):
         tall_plan.tall_plan(given)
+
+
+def test_published_clips_take_their_models_from_the_config_that_merges_them():
+    made = runpy.run_path(str(ROOT / "configs" / "tall.py"))["get_config"]("clip14")
+    assert made.job == "tall" and len(made.tasks) == len(made.finetuned) == 14 and made.counts == (14,)
+    assert made.tall.curve.counts == (2, 4, 8, 14) and made.tall.nonoverlap == () and made.suite == "vision"
 
 
 def test_more_slips(tmp_path):

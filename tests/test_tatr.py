@@ -170,6 +170,25 @@ def test_coefficients_and_entropies_are_kept(adapted):
     assert all(0 < row["value"] < np.log(CLASSES) + 1e-3 for row in results.select(rows, metric="entropy"))
 
 
+def reads_trees(plan) -> Problem:
+    """The same tasks with inputs that are trees, as texts are."""
+    about = made_up(plan)
+    splits = {task: {name: ({"pixels": images}, labels) for name, (images, labels) in parts.items()}
+              for task, parts in about.splits.items()}
+    inside = lambda params, inputs: encode(params, inputs["pixels"])
+    return about._replace(splits=splits, encode=inside, predict=evaluation.classify(inside))
+
+
+def test_inputs_may_be_trees(tmp_path, monkeypatch):
+    """AdaMerging behind a region, and Surgery, on what a text suite gives."""
+    monkeypatch.setattr(study, "problem", reads_trees)
+    method = {"label": "TATR + AdaMerging", "by": "task", "ties": False, "region": "gradients"}
+    given = config("adamerging", methods=(method,), baselines=("none",), steps=2)
+    given.finetune.steps, given.adamerging.surgery.steps = 2, 2
+    rows = adamerging.run(given, tmp_path / "run", say=lambda line: None, progress=False)
+    assert {"TATR + AdaMerging", "Surgery on task arithmetic"} <= {row["method"] for row in rows}
+
+
 def test_a_second_run_measures_nothing_again(done, monkeypatch):
     folder, rows, _ = done
     for where, name in ((study.finetune.training, "fit"), (tatr_suite.exemplars, "exemplar_gradients"),

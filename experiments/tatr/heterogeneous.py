@@ -11,6 +11,7 @@ accuracy, or mean IoU for pixels. A task is one predict function, one loss and o
 """
 import argparse
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -53,6 +54,7 @@ def main():
     for seed in range(args.seeds):
         for (way, task), value in run(theta0, tasks, gradients, args.steps, seed).items():
             kept.setdefault((way, task), []).append(100 * value)
+        print(f"seed {seed}: {len(kept)} numbers", file=sys.stderr, flush=True)
     print(results.markdown(table(kept, [*tasks, "normalised"])))
 
 

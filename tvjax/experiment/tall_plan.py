@@ -125,6 +125,8 @@ def _codecs(given, tasks: int) -> tuple[Coded, ...]:
         options = dict(one)
         name = str(options.pop("name", ""))
         label = str(options.pop("label", name))
+        if set(label) & set('/\\"<>:|?*') or label.startswith("."):
+            raise ValueError(f"a codec's label names a directory; {label!r} cannot")
         if name == "tall":
             raise ValueError("TALL-masks are there for every base: leave them out of tall.codecs")
         compression.build_codec(name, options, tasks=tasks)

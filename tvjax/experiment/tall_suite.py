@@ -4,6 +4,7 @@
 collection by the convention of arXiv:2405.07813: θ0, the frozen parts, and the state; heads apart.
 """
 import pathlib
+import shutil
 import tempfile
 import time
 from typing import Any, NamedTuple
@@ -111,10 +112,14 @@ def written(bench: Bench, one: Coded, state: compression.State, tasks) -> int:
     """The bytes of the files that hold a state; they stay below the run's folder where the plan says so."""
     kept = bench.cache.parents[2] / "encoded" / f"seed{bench.seed}" / f"{len(tasks)}-tasks" / one.label
     with tempfile.TemporaryDirectory() as place:
-        path = kept if bench.todo.save else pathlib.Path(place) / "state"
-        if not path.exists():
-            encoded.write(path, state, tasks=tasks, codec=one.name, options=one.options, base=bench.about.base)
-        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        path = pathlib.Path(place) / "state"
+        made = encoded.write(path, state, tasks=tasks, codec=one.name, options=one.options, base=bench.about.base)
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        if bench.todo.save and not (kept.exists() and encoded.open_encoded(kept).about == made.about):
+            shutil.rmtree(kept, ignore_errors=True)  # what this job wrote there, from other task vectors
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, kept)
+    return size
 
 
 def _codec(bench, one: Coded, tasks, taus, anchors, counted) -> list[dict]:
