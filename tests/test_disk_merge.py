@@ -159,7 +159,7 @@ def test_the_directory_is_complete(inputs, tmp_path):
         "recipe.yaml",
         "tokenizer.json",
     ]
-    assert "modeling_toy.py, which is code" in said[0] and "4 passes" in said[0] and "memory: at most" in said[0]
+    assert "modeling_toy.py, which is code" in said[0] and "2 passes" in said[0] and "memory: at most" in said[0]
     card = (out / "README.md").read_text()
     assert "base_model:" in card and "density" in card and "mit" in card
     again = disk.run(disk.from_yaml(out / "recipe.yaml"), tmp_path / "again", say=lambda line: None)

@@ -41,9 +41,7 @@ class Deltas:
         theirs = [model.tensors[at[name].name] for model, at in zip(self.models, self.places, strict=True)]
         return np.result_type(*[np.dtype(wide(info.dtype)) for info in (self.base.tensors[name], *theirs)])
 
-    def piece(self, name, start, stop, every=1):
-        if every > 1:
-            return self._thinned(name, start, stop, every)
+    def piece(self, name, start, stop):
         dtype = self.dtypes[name]
         origin = self.read_base(name, start, stop)
         out = pieces.array((self.tasks, stop - start), dtype)
@@ -54,19 +52,6 @@ class Deltas:
                 x = self._read(model, at.name, start, row[:there])
                 np.subtract(x, origin[:there], out=row[:there])
             row[there:] = 0
-        return out
-
-    def _thinned(self, name, start, stop, every):
-        """Every so-many-th entry; all are read, since disks give pages, but only those are computed."""
-        block, out = BLOCK // every * every, np.zeros((self.tasks, -(-(stop - start) // every)), self.dtypes[name])
-        for first in range(start, stop, block):
-            last, place = min(first + block, stop), (first - start) // every
-            origin = self.read_base(name, first, last)[::every]
-            for row, model, places in zip(out, self.models, self.places, strict=True):
-                at = places[name]
-                if (there := min(last, at.entries)) > first:
-                    x = self._read(model, at.name, first, _scratch(1, there - first, self.dtypes[name]))[::every]
-                    np.subtract(x, origin[: len(x)], out=row[place : place + len(x)])
         return out
 
     def _read(self, model: Opened, name: str, start: int, into: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ from tvjax.disk.deltas import Deltas
 from tvjax.disk.match import Matched
 from tvjax.disk.readers import Opened, TensorInfo
 from tvjax.disk.writers import Shard, free_bytes
+from tvjax.merging import counting, ranking, streamed
 from tvjax.merging import plan as stages
-from tvjax.merging import ranking, streamed
 from tvjax.merging.operator import Operator
 from tvjax.merging.statistics import Kth
 
@@ -41,12 +41,7 @@ def plan(operator: Operator, source: Deltas, matched: Matched, files: Sequence[S
         once += sum(at.entries * model.tensors[at.name].dtype.itemsize for at in places.values())
     copied = sum(source.base.tensors[name].nbytes for name in matched.copied)
     written = sum(shard.size for shard in files)
-    return Plan(once, passes(operator), copied, written, START + memory(operator, source), free_bytes(out))
-
-
-def passes(operator: Operator) -> int:
-    """How often the inputs are read: once for each declared statistic, twice for a k-th largest, once to merge."""
-    return 1 + sum(2 if isinstance(stat, Kth) else 1 for stage in operator.stages for stat in stage.stats)
+    return Plan(once, counting.passes(operator), copied, written, START + memory(operator, source), free_bytes(out))
 
 
 def memory(operator: Operator, source: Deltas) -> int:

@@ -1,5 +1,4 @@
 """Statistics folded over pieces of leaves: sums and extremes as they come, the exact k-th largest by `ranking`."""
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,50 +7,64 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax.merging import numbers, plan, streamed
-from tvjax.merging.ranking import kth_largest
+from tvjax.merging import counting, numbers, plan, streamed
+from tvjax.merging.ranking import RUN, kth_largest
 from tvjax.merging.statistics import Kth, Sum
 from tvjax.merging.streamed import Piece, Run, Way
 from tvjax.merging.traced import rank
 
 
-def value(job: Run, upto: int, stat, members):
-    for leaf in members:
-        _keep(job, leaf, upto)
-    measured = functools.partial(_measurements, job, upto, members)
+def values(job: Run, i: int, j: int, groups) -> None:
+    """Fills in the values of statistic `j` of stage `i`, by group of leaves; perhaps those of a later stage too."""
+    stat = job.operator.stages[i].stats[j]
+    job.values[i, j] = {}
+    for name, members in groups.items():
+        for leaf in members:
+            _keep(job, leaf, i)
+        if isinstance(stat, Kth):
+            job.values[i, j][name] = _kth(job, i, stat, members)
+        else:
+            job.values[i, j][name] = _folded(stat, (made for _, made in _measurements(job, i, members, stat)))
+
+
+def _folded(stat, parts: Iterator[Any]):
     if isinstance(stat, Sum):
-        parts = [jax.tree.map(np.asarray, part) for _, part in measured(stat.f)]
-        dtype = np.result_type(*[part.dtype for part in jax.tree.leaves(parts)])
-        return jax.tree.map(lambda *many: np.sum(np.stack(many), 0, dtype=np.float64).astype(dtype), *parts)
-    if not isinstance(stat, Kth):
-        pick = {"Greatest": np.max, "Least": np.min}[type(stat).__name__]
-        return pick(np.stack([pick(part, 1) for part in _scores(measured(stat.score))]), 0)
+        return _total(list(parts))
+    pick = {"Greatest": np.max, "Least": np.min}[type(stat).__name__]
+    return pick(np.stack([pick(part, 1) for part in parts]), 0)
+
+
+def _total(parts: list[Any]):
+    parts = [jax.tree.map(np.asarray, part) for part in parts]
+    dtype = np.result_type(*[part.dtype for part in jax.tree.leaves(parts)])
+    return jax.tree.map(lambda *many: np.sum(np.stack(many), 0, dtype=np.float64).astype(dtype), *parts)
+
+
+def _kth(job: Run, i: int, stat: Kth, members):
     entries = sum(_width(job, leaf, stat.score) for leaf in members)
     k = rank(plan.share_of(stat.share, members, stat.scope), entries, stat.extra)
-    untouched = lambda leaf: streamed._chunked(job, leaf) and not streamed._way(job, leaf, upto).stages
-    plain = stat.score is jnp.abs and all(untouched(leaf) for leaf in members)
-    scores = lambda: _scores(_magnitudes(job, upto, members) if plain else measured(stat.score))
-    return kth_largest(scores, k, entries, sample=_sampler(job, stat, upto, members))
+    along = counting.behind(job.operator, i) if all(streamed._chunked(job, leaf) for leaf in members) else None
+    once = counting.Pass(job, i, members, stat.score, along)
+    scores = lambda: (made for _, made in _measurements(job, i, members, stat))
+    found = kth_largest(scores, k, entries, sample=_sampler(job, stat, i, members), collect=once)
+    if (parts := once.sum_at(found)) is not None:
+        job.values[along, 0] = {"": _total(parts)}
+    return found
 
 
-def _measurements(job: Run, upto: int, members, f: Callable) -> Iterator[tuple[Piece, Any]]:
-    """(piece, f of it where the stages before `upto` have taken it) over all pieces of all leaves."""
+def _measurements(job: Run, upto: int, members, stat) -> Iterator[tuple[Piece, Any]]:
+    """(piece, what the statistic takes of it where the stages before `upto` have taken it) over all pieces of leaves:
+    a sum's part, or scores (tasks, entries) without padding."""
+    f = stat.f if isinstance(stat, Sum) else stat.score
     started = ((piece, streamed._measured(*streamed._inputs(job, piece, way, origin), f=f))
                for piece, way, origin in streamed._origins(job, members, upto))
-    yield from streamed._ahead(started)
+    for piece, made in streamed._ahead(started):
+        yield piece, made if isinstance(stat, Sum) else _unpadded(piece, np.asarray(made))
 
 
-def _magnitudes(job: Run, upto: int, members) -> Iterator[tuple[Piece, Any]]:
-    """(piece, |entries|) of what no stage before `upto` changes: the commonest scores, without a call of JAX."""
-    return ((piece, np.abs(origin)) for piece, _, origin in streamed._origins(job, members, upto))
-
-
-def _scores(measured) -> Iterator[np.ndarray]:
-    """The scores of all pieces, (tasks, entries) each, without padding."""
-    for piece, made in measured:
-        made = np.asarray(made)
-        made = made.reshape(made.shape[0], -1)
-        yield made if piece.whole else made[:, : piece.stop - piece.start]
+def _unpadded(piece: Piece, made: np.ndarray) -> np.ndarray:
+    made = made.reshape(made.shape[0], -1)
+    return made if piece.whole else made[:, : piece.stop - piece.start]
 
 
 def _width(job: Run, leaf: plan.Leaf, score: Callable) -> int:
@@ -78,12 +91,16 @@ def _sampler(job: Run, stat, upto: int, members):
         return None
 
     def sample(every: int) -> Iterator[np.ndarray]:
+        """Runs of neighbours, `every` lengths of one from each other over all leaves as if they were one."""
+        before, step = 0, RUN * every
         for leaf, way in zip(members, ways, strict=True):
-            x = job.source.piece(leaf.name, 0, math.prod(leaf.shape), every)
-            place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0), np.float32(leaf.depth))
-            for start in range(0, x.shape[1], streamed.SIZES[-1]):
-                part = x[:, start : start + streamed.SIZES[-1]]
+            size, place = math.prod(leaf.shape), plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0),
+                                                            np.float32(leaf.depth))
+            runs = [job.source.piece(leaf.name, at, min(at + RUN, size)) for at in range(-before % step, size, step)]
+            for first in range(0, len(runs), streamed.SIZES[-1] // RUN):
+                part = np.concatenate(runs[first : first + streamed.SIZES[-1] // RUN], 1)
                 yield np.asarray(_score(stat, way, streamed._pad(part), place))[:, : part.shape[1]]
+            before += size
 
     return sample
 

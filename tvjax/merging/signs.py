@@ -19,7 +19,7 @@ def top(*, density, scope: str = "global", extra: int = 0) -> Operator:
     >>> top(density=0.5)({"w": jnp.array([[4.0, -3.0, 1.0, 0.0]])})["w"].tolist()
     [[4.0, -3.0, 0.0, 0.0]]
     """
-    return step(_top, Kth(share("density", density), jnp.abs, check_scope(scope), extra))
+    return step(_top, Kth(share("density", density), jnp.abs, check_scope(scope), extra, cuts=True))
 
 
 def _top(x, threshold):
@@ -52,11 +52,16 @@ def _elected(x, sign):
 
 
 def _balance_of_totals(x):
-    return _elected(x, "total").sum()
+    return _count(_elected(x, "total"))
 
 
 def _balance_of_frequencies(x):
-    return _elected(x, "frequency").sum()
+    return _count(_elected(x, "frequency"))
+
+
+def _count(signs):
+    """Their sum, over integers: those may be added in any order, which a compiler can do several at a time."""
+    return signs.astype(jnp.int32).sum().astype(signs.dtype)
 
 
 BALANCES = {"total": _balance_of_totals, "frequency": _balance_of_frequencies}

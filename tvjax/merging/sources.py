@@ -17,8 +17,8 @@ class Source(Protocol):
     dtypes: Mapping[str, Any]
     tasks: int
 
-    def piece(self, name: str, start: int, stop: int, every: int = 1) -> np.ndarray:
-        """The entries start:stop:every of a flattened leaf, (tasks, entries), in float32 or wider."""
+    def piece(self, name: str, start: int, stop: int) -> np.ndarray:
+        """The entries start:stop of a flattened leaf, (tasks, entries), in float32 or wider."""
         ...
 
     def whole(self, name: str) -> Any:
@@ -35,9 +35,9 @@ class Stacked:
         self.dtypes: Mapping[str, Any] = {name: x.dtype for name, x in stacks.items()}
         self.tasks = next(iter(stacks.values())).shape[0]
 
-    def piece(self, name, start, stop, every=1):
+    def piece(self, name, start, stop):
         x = np.asarray(self.stacks[name])
-        return x.reshape(self.tasks, -1)[:, start:stop:every].astype(wide(x.dtype), copy=False)
+        return x.reshape(self.tasks, -1)[:, start:stop].astype(wide(x.dtype), copy=False)
 
     def whole(self, name):
         x = self.stacks[name]
@@ -54,10 +54,10 @@ class Listed:
         self.dtypes: Mapping[str, Any] = {name: kind(x) for name, x in flats[0].items()}
         self.tasks = len(self.flats)
 
-    def piece(self, name, start, stop, every=1):
+    def piece(self, name, start, stop):
         dtype = self.dtypes[name] if self.base is not None else wide(self.dtypes[name])
-        cut = lambda flat: np.asarray(flat[name]).reshape(-1)[start:stop:every]
-        out = np.empty((self.tasks, -(-(stop - start) // every)), dtype)
+        cut = lambda flat: np.asarray(flat[name]).reshape(-1)[start:stop]
+        out = np.empty((self.tasks, stop - start), dtype)
         for row, flat in zip(out, self.flats, strict=True):
             if self.base is None:
                 row[:] = cut(flat)

@@ -26,12 +26,15 @@ def static(**kwargs):
 class Kth:
     """Per task, the k-th largest `score(x)`, k = ⌊share · entries⌋ + extra, at least 1 and at most the number of
     entries; (tasks,).
+
+    cuts: whether the stage asks no more of it than on which side of it a score lies (≥ or <), as a trim does.
     """
 
     share: Any
     score: Callable = static(default=jnp.abs)
     scope: str = static(default="global")
     extra: int = static(default=0)
+    cuts: bool = static(default=False)
 
 
 @jax.tree_util.register_dataclass

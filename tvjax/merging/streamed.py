@@ -86,15 +86,15 @@ def refuse(finite, leaf: plan.Leaf) -> None:
 
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Callable = refuse) -> Run:
-    """Computes all statistics that the operator declares: a pass over the entries for each, two for a k-th largest."""
+    """Computes all statistics that the operator declares: a pass over the entries for each, or for two (`counting`)."""
     from tvjax.merging import folding  # which builds on this module
 
     job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         for j, stat in enumerate(stage.stats):
             here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
-            groups = plan.groups(stat.scope, here)
-            job.values[i, j] = {name: folding.value(job, i, stat, members) for name, members in groups.items()}
+            if (i, j) not in job.values:  # not taken along by an earlier one
+                folding.values(job, i, j, plan.groups(stat.scope, here))
     return job
 
 
