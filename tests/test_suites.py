@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tvjax import checkpoints, evaluation, experiment, reports, results, tree
+from tvjax import checkpoints, evaluation, experiment, reports, results, tree, vectors
 from tvjax.data import pools
 from tvjax.experiment import benchmark, finetune, suites
-from tvjax.models import bert, clip
+from tvjax.models import bert, clip, gpt2
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "cat", "dog", "this", "is", "text", "about", "the")
@@ -140,6 +140,19 @@ def test_the_report_has_published_numbers_beside_and_a_table_of_negation(done):
     assert any(path.name == "report.html" for path in made)
 
 
+def test_any_job_may_judge_models_linearised(done, encoder, sentences, tmp_path):
+    given = of_text(encoder, sentences, geometry="linearised", vectors=str(done[0]), save_models=False)
+    rows = benchmark.run(given, tmp_path, say=lambda _: None, progress=False)
+    about = experiment.problem(benchmark.plan(given).usual)
+    tau = checkpoints.load_task_vector(tmp_path / "task_vectors" / "seed0" / "mood.safetensors").params
+    by_hand = evaluation.accuracy(evaluation.classify_linearised(about.encode), (about.theta0, tau),
+                                  about.heads["mood"], about.splits["mood"]["test"], batch=8)
+    [one] = results.select(rows, method="fine-tuned", metric="accuracy", task="mood", split="test")
+    assert one["value"] == by_hand and one["family"].endswith("judged linearised")
+    with pytest.raises(ValueError, match="geometry is 'standard' or 'linearised'; got 'linear'"):
+        benchmark.plan({**given, "geometry": "linear"})
+
+
 def test_task_vectors_are_reused(done, encoder, sentences):
     usual = benchmark.plan(of_text(encoder, sentences)).usual
     about = experiment.problem(usual)
@@ -250,3 +263,91 @@ def test_a_tower_alone_keeps_the_pretrained_projection(tower, tmp_path):
     checkpoints.save({"vision_model": params["vision_model"]}, tmp_path / "model.safetensors")
     found = glyph_suite.visual_of(clip.visual(params), tmp_path)
     assert set(tree.flatten(found)) == set(tree.flatten(clip.visual(params)))
+
+
+def gpt2_folder(folder, *, labels, seed=0):
+    """A tiny GPT-2 of random weights that reads words; with a head where it has labels, and then a padding token."""
+    import transformers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import WordLevel
+    words = {"<|endoftext|>": 0, "[UNK]": 1, **{word: i + 2 for i, word in enumerate(WORDS[4:])}}
+    transformers.GPT2Config(vocab_size=len(words), n_embd=8, n_layer=1, n_head=2, n_inner=16, n_positions=12,
+                            eos_token_id=0, num_labels=max(labels, 2), pad_token_id=0 if labels else None
+                            ).save_pretrained(folder)
+    made = Tokenizer(WordLevel(words, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>", unk_token="[UNK]"
+                                         ).save_pretrained(folder)
+    spec = gpt2.Spec(8, 16, 1, 2, len(words), 12, max(labels, 2), pad=0)
+    params = jax.device_get(gpt2.init(gpt2.GPT2(spec), jax.random.key(seed)))
+    checkpoints.save(params if labels else gpt2.backbone(params), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2s(tmp_path_factory):
+    """(a base without a head or a padding token, two classifiers)."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    for name in ("base", "mood", "pet"):
+        (folder / name).mkdir()
+    return (gpt2_folder(folder / "base", labels=0), gpt2_folder(folder / "mood", labels=2, seed=1),
+            gpt2_folder(folder / "pet", labels=2, seed=2))
+
+
+def test_gpt2_is_tuned_and_merged_under_probes(gpt2s, sentences, tmp_path):
+    given = of_text(gpt2s[0], sentences)
+    rows = benchmark.run({**given, "data": {"tokens": 8, "heads": "probe"}, "merges": given["merges"][:1]}, tmp_path,
+                         say=lambda _: None, progress=False)
+    accuracy = {row["method"]: row["value"] for row in results.select(rows, metric="accuracy", split="test",
+                                                                      task="average")}
+    assert set(accuracy) == {"zero-shot", "fine-tuned", "average", "linear probe"}
+    assert set(gpt2.from_pretrained(tmp_path / "merged" / "2-tasks" / "average").params) == {"transformer"}
+
+
+def test_published_gpt2s_keep_their_heads(gpt2s, sentences, tmp_path):
+    base, *experts = gpt2s
+    given = {**of_text(base, sentences, finetuned=[f"{path.name}={path}" for path in experts]), "control": ""}
+    given |= {"data": {"tokens": 8, "heads": "checkpoint"}, "benchmark": {**given["benchmark"], "negation": []}}
+    usual = benchmark.plan(given).usual
+    about = experiment.problem(usual)
+    found = gpt2.from_pretrained(experts[0])
+    inputs, labels = about.splits["mood"]["test"]
+    tau = finetune.finetune(about, usual, "mood", seed=0, workdir=tmp_path).tau
+    made = about.predict(vectors.add(about.theta0, tau), about.heads["mood"], inputs)
+    theirs = gpt2.logits(found.model)(found.params, inputs["input_ids"], inputs["attention_mask"])
+    np.testing.assert_allclose(made, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_slips_with_heads_of_checkpoints(gpt2s, encoder, sentences):
+    given = {**of_text(gpt2s[0], sentences), "data": {"heads": "checkpoint"}}
+    with pytest.raises(ValueError, match="which names none for 'mood'"):
+        benchmark.plan(given)
+    given["finetuned"] = [f"mood={gpt2s[1]}", f"pet={encoder}"]
+    with pytest.raises(ValueError, match="no head for the control 'held'"):
+        benchmark.plan(given)
+    with pytest.raises(ValueError, match="data.heads is 'descriptions' or 'probe' or 'checkpoint'"):
+        benchmark.plan({**given, "data": {"heads": "head"}})
+    given |= {"control": "", "benchmark": {**given["benchmark"], "negation": []}, "data": {"heads": "checkpoint",
+                                                                                          "tokens": 8}}
+    with pytest.raises(ValueError, match="this reads gpt2"):
+        experiment.problem(benchmark.plan(given).usual)
+
+
+def test_a_model_that_reads_no_sentences(tower, sentences):
+    with pytest.raises(ValueError, match="model_type 'clip_vision_model'; sentences are read by bert, roberta, gpt2"):
+        experiment.problem(benchmark.plan(of_text(tower, sentences)).usual)
+
+
+def test_glue_by_name_for_encoders(encoder, tmp_path):
+    for split in ("train", "validation"):
+        (tmp_path / "glue-rte").mkdir(exist_ok=True)
+        (tmp_path / "glue-rte" / f"{split}.jsonl").write_text("\n".join(
+            json.dumps({"sentence1": "the cat", "sentence2": "good", "label": i % 2}) for i in range(20)))
+    given = config(model=str(encoder), suite="text", sources=[str(tmp_path)], tasks=["glue-rte"], control="",
+                   data={"tokens": 8}, counts=[1])
+    given["benchmark"]["negation"] = []
+    about = experiment.problem(benchmark.plan(given).usual)
+    inputs, labels = about.splits["glue-rte"]["test"]
+    assert inputs["input_ids"][0].tolist() == [2, 12, 6, 3, 4, 3, 0, 0] and about.heads["glue-rte"].shape == (8, 2)
+    with pytest.raises(ValueError, match="no source at hand|no task"):
+        benchmark.plan({**given, "tasks": ["glue-mnli"]})

@@ -85,6 +85,8 @@ def protocol(run) -> list[str]:
         "Normalised accuracy: the mean over tasks of accuracy/accuracy of the model fine-tuned on that task alone, on "
         "the same split, with the same head, recipe and seed.",
     ]
+    if config.get("geometry") == "linearised":
+        lines.append("Every model was judged by its first-order expansion at θ0 (geometry=\"linearised\").")
     if config["finetuned"]:
         lines.append(f"Not fine-tuned here but given: {', '.join(config['finetuned'])}.")
     if config["allow_nonfinite"]:

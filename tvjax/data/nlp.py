@@ -17,7 +17,8 @@ class Task:
     """One row: a data set of the Hugging Face hub, and how an example becomes a question.
 
     `choices`: the answers of all examples, or () where an example brings its own, in the columns `own`. `label`: the
-    column of the answer, a number from `first` on, or the letter or text of the choice.
+    column of the answer, a number from `first` on, or the letter or text of the choice. `train` and `held` are the
+    published splits for training, and for validation and testing.
     """
     name: str
     hub: str
@@ -27,6 +28,8 @@ class Task:
     choices: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     first: int = 0
+    train: str = "train"
+    held: str = "validation"
 
 
 _OPTIONS = "\nOptions: {options}\nAnswer:"
@@ -37,7 +40,7 @@ _TASKS = (
          "Sentence 1: {sentence1} Sentence 2: {sentence2} Do they have the same meaning?", "label", ("no", "yes")),
     Task("story_cloze", "LSDSem/story_cloze", "2016",
          "{input_sentence_1} {input_sentence_2} {input_sentence_3} {input_sentence_4} Which end follows?" + _OPTIONS,
-         "answer_right_ending", own=("sentence_quiz1", "sentence_quiz2"), first=1),
+         "answer_right_ending", own=("sentence_quiz1", "sentence_quiz2"), first=1, train="validation", held="test"),
     Task("wiki_qa", "microsoft/wiki_qa", "", "Question: {question} Sentence: {answer} Does it answer the question?",
          "label", ("no", "yes")),
     Task("winogrande", "allenai/winogrande", "winogrande_xl", "{sentence} What does _ stand for?" + _OPTIONS, "answer",

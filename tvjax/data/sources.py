@@ -41,7 +41,7 @@ def check(task: Task, roots: Sequence[str]) -> str:
             raise ValueError(f"there is no folder {root} (sources)")
         if (folder := pathlib.Path(root, task.name)).is_dir():
             return str(folder)
-    if task.hub and importlib.util.find_spec("datasets") and not _offline():
+    if task.hub and importlib.util.find_spec("datasets") and not offline():
         return f"hub {task.hub}"
     if task.tfds and _prepared(task):
         return f"tfds {task.tfds}"
@@ -60,7 +60,7 @@ def missing(task: Task, roots: Sequence[str]) -> str:
     return f"no source at hand for the task {task.name!r}: {'; or '.join(ways)}"
 
 
-def _offline() -> bool:
+def offline() -> bool:
     on = lambda name: os.environ.get(name, "").upper() in ("1", "TRUE", "YES", "ON")
     return on("HF_HUB_OFFLINE") or on("HF_DATASETS_OFFLINE")
 
@@ -111,19 +111,19 @@ def _decoded(given: Any, where: str) -> Image.Image:
 
 
 def _saved(task: Task, folder: pathlib.Path) -> Source:
-    return _of_datasets(task, _datasets().load_from_disk(str(folder)), f"data set saved in {folder}")
+    return _of_datasets(task, datasets_package().load_from_disk(str(folder)), f"data set saved in {folder}")
 
 
 def _hub(task: Task) -> Source:
     try:
-        found = _datasets().load_dataset(task.hub, task.config or None)
+        found = datasets_package().load_dataset(task.hub, task.config or None)
     except Exception as error:  # datasets, the hub and the network each raise kinds of their own
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise ValueError(f"the hub gave no {task.hub} ({reason}); {missing(task, ())}") from None
     return _of_datasets(task, found, f"hub {task.hub}")
 
 
-def _datasets():
+def datasets_package():
     try:
         import datasets
     except ImportError:

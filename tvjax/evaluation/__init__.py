@@ -1,7 +1,7 @@
 """Judging models: zero-shot heads, accuracies, the search for a scale, disentanglement, and what it all cost."""
 from tvjax.evaluation.cache import cached, content_key
 from tvjax.evaluation.cost import Cost, meter
-from tvjax.evaluation.heads import classify, classify_linearised, zero_shot_head
+from tvjax.evaluation.heads import classify, classify_linearised, plain, unit, zero_shot_head
 from tvjax.evaluation.interference import (
     disagreement,
     disentanglement,
@@ -9,7 +9,7 @@ from tvjax.evaluation.interference import (
     off_diagonal_mean,
 )
 from tvjax.evaluation.points import combined, moved, paired, shifted
-from tvjax.evaluation.probe import features, linear_probe
+from tvjax.evaluation.probe import features, linear_probe, probe_head
 from tvjax.evaluation.scales import GRID, Search, search, search_negation
 from tvjax.evaluation.top1 import (
     absolute,
@@ -25,5 +25,5 @@ __all__ = [
     "Cost", "GRID", "Search", "absolute", "accuracies", "accuracy", "cached", "classify", "classify_linearised",
     "combined", "content_key", "disagreement", "disentanglement", "disentanglement_pairs", "features",
     "linear_probe", "meter", "moved", "nonlinear_advantage", "normalised", "off_diagonal_mean", "paired",
-    "predictions", "search", "search_negation", "shifted", "sweep", "zero_shot_head",
+    "plain", "predictions", "probe_head", "search", "search_negation", "shifted", "sweep", "unit", "zero_shot_head",
 ]

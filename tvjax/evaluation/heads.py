@@ -1,6 +1,7 @@
 """Frozen heads from text (Radford et al., 2021, arXiv:2103.00020) and the classifiers that put them on an encoder.
 
 Column c of a head is exp(s) · unit(mean over templates of unit(text(prompt))); logits = unit(image(x)) · head, no bias.
+Heads of other models read features as they are: logits = f(x) · head.
 """
 import functools
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def zero_shot_head(encode, params, tokenize, classnames, templates, *, logit_sca
     prompts = [template(name) if callable(template) else template.format(name)
                for name in classnames for template in templates]
     features = _embed(encode, params, tokenize(prompts), batch)
-    classes = _unit(_unit(features).reshape(len(classnames), len(templates), -1).mean(1))
+    classes = unit(unit(features).reshape(len(classnames), len(templates), -1).mean(1))
     return (jnp.exp(jnp.float32(logit_scale)) * classes).T
 
 
@@ -47,23 +48,34 @@ def _encode(params, tokens, *, encode):
     return encode(params, **tokens) if isinstance(tokens, Mapping) else encode(params, tokens)
 
 
-@functools.cache
-def classify(encode):
-    """predict(params, head, images) -> logits (images, classes), for an image encoder (params, images) -> features.
+def unit(x):
+    """Rows of length 1; a zero row stays zero: the readout of CLIP's heads, which compare directions."""
+    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(x.dtype).tiny)
 
-    An encoder always gives the same function, so that compiled evaluations are shared.
+
+def plain(x):
+    """Features as they are: the readout of linear heads, and of scores that are logits already."""
+    return x
+
+
+@functools.cache
+def classify(encode, readout=unit):
+    """predict(params, head, images) -> logits (images, classes), for an encoder (params, images) -> features.
+
+    readout: what the head sees of the features, `unit` or `plain`. An encoder always gives the same function, so that
+    compiled evaluations are shared.
 
     >>> predict = classify(lambda params, images: images @ params)
     >>> predict(jnp.eye(2), jnp.eye(2), jnp.array([[3.0, 4.0]])).round(3).tolist()
     [[0.6000000238418579, 0.800000011920929]]
     """
     def predict(params, head, images):
-        return _unit(encode(params, images).astype(jnp.float32)) @ head
+        return readout(encode(params, images).astype(jnp.float32)) @ head
     return predict
 
 
 @functools.cache
-def classify_linearised(encode):
+def classify_linearised(encode, readout=unit):
     """predict((theta0, tau), head, images) -> logits of the encoder linearised at θ0, f(x; θ0) + ∇f(x; θ0)·τ.
 
     The head, feature normalisation with it, acts on the linearised features (arXiv:2305.12827). With `paired` as the
@@ -71,10 +83,5 @@ def classify_linearised(encode):
     """
     def predict(point, head, images):
         theta0, tau = point
-        return _unit(tangent.linearised(encode)(theta0, tau, images).astype(jnp.float32)) @ head
+        return readout(tangent.linearised(encode)(theta0, tau, images).astype(jnp.float32)) @ head
     return predict
-
-
-def _unit(x):
-    """Rows of length 1; a zero row stays zero."""
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), jnp.finfo(x.dtype).tiny)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax import tangent, tree, vectors
-from tvjax.evaluation.heads import classify
+from tvjax.evaluation.heads import classify, unit
 from tvjax.evaluation.interference import disagreement
 from tvjax.evaluation.points import paired, shifted
 from tvjax.evaluation.top1 import padded
@@ -24,12 +24,14 @@ class Family(NamedTuple):
     """A base and how a vector moves it: `encode(place(base, τ), inputs)` are the features at τ.
 
     slopes: (base, taus, inputs) -> (features at 0, their derivatives along each τ), where features are affine in τ.
+    readout: what heads see of the features, as in `classify`.
     """
 
     base: Any
     place: Callable
     encode: Callable
     slopes: Callable | None = None
+    readout: Callable = unit
 
 
 class Answers(NamedTuple):
@@ -43,14 +45,14 @@ class Answers(NamedTuple):
     passes: int
 
 
-def family(encode: Callable, theta0: Any, *, linear: bool = False) -> Family:
+def family(encode: Callable, theta0: Any, *, linear: bool = False, readout: Callable = unit) -> Family:
     """Models at θ0 + τ, or, where `linear`, those linearised at θ0.
 
     encode: (params, inputs) -> features, not normalised.
     """
     if not linear:
-        return Family(theta0, shifted, encode)
-    return Family(theta0, paired, at_pair(encode), tangent.slopes(encode))
+        return Family(theta0, shifted, encode, readout=readout)
+    return Family(theta0, paired, at_pair(encode), tangent.slopes(encode), readout)
 
 
 @functools.cache
@@ -62,8 +64,8 @@ def at_pair(encode: Callable) -> Callable:
 def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> Answers:
     """What the models with these coefficients answer.
 
-    taus: task vectors, a stack or a list. coefficients: (mixtures, tasks). head: (features, classes), under unit
-    features as in `classify`. split: (inputs, labels).
+    taus: task vectors, a stack or a list. coefficients: (mixtures, tasks). head: (features, classes), under the
+    family's readout of features. split: (inputs, labels).
 
     >>> half = family(lambda params, x: x * params, jnp.ones((1, 2)), linear=True)
     >>> x, labels = np.eye(2, dtype=np.float32), np.array([0, 1])
@@ -81,8 +83,8 @@ def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> A
         return answers(expansion(family, taus, inputs, batch=batch), coefficients, head, labels, batch=batch)
     (base, taus), (head, classes), parts = jax.device_put((family.base, taus)), _padded_head(head), []
     for (x, y), real in padded((inputs, np.asarray(labels, np.int32)), batch=batch):
-        made = [_plain(base, taus, c, head, classes, x, y, place=family.place, encode=family.encode)
-                for c in coefficients]
+        made = [_plain(base, taus, c, head, classes, x, y, place=family.place, encode=family.encode,
+                       readout=family.readout) for c in coefficients]
         parts.append(tuple(np.stack(side)[:, :real] for side in zip(*jax.device_get(made), strict=True)))
     return Answers(*_joined(parts), len(coefficients))
 
@@ -93,6 +95,7 @@ class Expansion(NamedTuple):
     value: np.ndarray
     slopes: np.ndarray
     passes: int
+    readout: Callable = unit
 
 
 def expansion(family: Family, taus, inputs, *, batch=128) -> Expansion:
@@ -108,7 +111,7 @@ def expansion(family: Family, taus, inputs, *, batch=128) -> Expansion:
         value, slopes = _slopes(*args, x, slopes=family.slopes)
         parts.append((value[:real], slopes[:, :real]))
     value, slopes = zip(*jax.device_get(parts), strict=True)
-    return Expansion(np.concatenate(value), np.concatenate(slopes, 1), 1 + slopes[0].shape[0])
+    return Expansion(np.concatenate(value), np.concatenate(slopes, 1), 1 + slopes[0].shape[0], family.readout)
 
 
 def answers(found: Expansion, coefficients, head, labels, *, batch=128) -> Answers:
@@ -117,7 +120,7 @@ def answers(found: Expansion, coefficients, head, labels, *, batch=128) -> Answe
     rows = (found.value, np.moveaxis(found.slopes, 0, 1), np.asarray(labels, np.int32))
     parts = []
     for part, real in padded(rows, batch=batch):
-        classes, losses = _affine(*args, *part)
+        classes, losses = _affine(*args, *part, readout=found.readout)
         parts.append((classes[:, :real], losses[:, :real]))
     return Answers(*_joined(parts), found.passes)
 
@@ -161,11 +164,11 @@ def plane(family: Family, tau1, tau2, data1, data2, grid, *, batch=128) -> Plane
 
 
 # ---------------------------------------------------------------- programs
-@functools.partial(jax.jit, static_argnames=("place", "encode"))
-def _plain(base, taus, c, head, classes, inputs, labels, *, place, encode):
+@functools.partial(jax.jit, static_argnames=("place", "encode", "readout"))
+def _plain(base, taus, c, head, classes, inputs, labels, *, place, encode, readout):
     """One mixture: a program of its own, whatever the number of mixtures."""
     tau = jax.tree.map(lambda x: jnp.tensordot(c, vectors.wide(x), 1, precision="highest"), taus)
-    return _judged(encode(place(base, tau), inputs), head, classes, labels)
+    return _judged(encode(place(base, tau), inputs), head, classes, labels, readout)
 
 
 @functools.partial(jax.jit, static_argnames="slopes")
@@ -173,15 +176,16 @@ def _slopes(base, taus, inputs, *, slopes):
     return slopes(base, taus, inputs)
 
 
-@jax.jit
-def _affine(coefficients, head, classes, value, slopes, labels):
+@functools.partial(jax.jit, static_argnames="readout")
+def _affine(coefficients, head, classes, value, slopes, labels, *, readout):
     """slopes: (examples, tasks, features), so that a batch of them has its examples first."""
     slopes = jnp.moveaxis(slopes, 1, 0)
-    return jax.lax.map(lambda c: _judged(tangent.affine(value, slopes, c), head, classes, labels), coefficients)
+    mixed = lambda c: tangent.affine(value, slopes, c)
+    return jax.lax.map(lambda c: _judged(mixed(c), head, classes, labels, readout), coefficients)
 
 
-def _judged(features, head, classes, labels):
-    logits = classify(_itself)(features, head, None)
+def _judged(features, head, classes, labels, readout):
+    logits = classify(_itself, readout)(features, head, None)
     known = jnp.arange(logits.shape[-1])[None] < classes
     masked = jnp.where(known, logits, -jnp.inf)
     answers = jnp.where((jnp.isnan(logits) & known).any(-1), -1, jnp.argmax(masked, -1).astype(jnp.int32))

@@ -141,7 +141,7 @@ def _one(coefficients, i: int):
 
 def _geometry(about, geometry: str):
     if geometry == "linearised":
-        return evaluation.classify_linearised(about.encode), evaluation.paired
+        return evaluation.classify_linearised(about.encode, about.readout), evaluation.paired
     return about.predict, evaluation.shifted
 
 

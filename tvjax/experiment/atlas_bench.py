@@ -32,8 +32,8 @@ def way(bench: Bench, taus, scheme: Scheme, *, geometry: str = "standard") -> Wa
 
 def of_pool(bench: Bench, held, scheme: Scheme, *, geometry: str = "standard") -> Way:
     if geometry == "linearised":
-        return ways.scaled(evaluation.classify_linearised(bench.about.encode), bench.about.theta0, held, scheme,
-                           place=evaluation.paired)
+        predict = evaluation.classify_linearised(bench.about.encode, bench.about.readout)
+        return ways.scaled(predict, bench.about.theta0, held, scheme, place=evaluation.paired)
     return ways.scaled(bench.about.predict, bench.about.theta0, held, scheme)
 
 

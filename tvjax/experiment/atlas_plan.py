@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tvjax import tree
-from tvjax.experiment import planning, study
+from tvjax.experiment import planning, study, suites
 from tvjax.experiment.planning import Plan
 from tvjax.learning import Scheme
 from tvjax.learning.course import Course
@@ -47,6 +47,7 @@ def atlas_plan(config: Any) -> AtlasPlan:
     if given.pop("job", None) != "atlas" or not isinstance(own, dict):
         raise ValueError('this job needs job="atlas" and a group of fields called atlas')
     usual = planning.plan(given)
+    suites.only_scores(usual, "atlas")
     planning.known(own, ("parts", "store", *FIELDS), "atlas")
     parts = tuple(own.get("parts", ()))
     if not parts:

@@ -13,7 +13,8 @@ def family(plan: Any) -> str:
     """Whose checkpoints: the pretrained model, and whether it was fine-tuned here or by others."""
     how = "fine-tuned here" if not plan.finetuned else "fine-tuned models as given" if len(plan.finetuned) == len(
         plan.tasks) else "fine-tuned here and as given"
-    return f"{plan.model}, {how}"
+    judged = ", judged linearised" if getattr(plan, "geometry", "standard") == "linearised" else ""
+    return f"{plan.model}, {how}{judged}"
 
 
 def columns(plan: Any, *, data: str, seen: str = "", added: int = 0) -> dict[str, Any]:

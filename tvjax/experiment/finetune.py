@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from tvjax import checkpoints, evaluation, training, vectors
 from tvjax.experiment import workdir as files
-from tvjax.experiment.loading import Problem, check_finite
+from tvjax.experiment.loading import Problem, check_finite, over_classes
 
 SAVE_EVERY = 200  # steps between saved states, from which an interrupted run goes on
 FAR = 0.5  # ‖θ − θ0‖/‖θ0‖: fine-tuned models stay well below it, unrelated ones lie about √2
@@ -61,22 +61,18 @@ def _fit(problem, recipe, task, state, progress):
     frozen = (jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1]))
     split = tuple(problem.splits[task]["train"])
     feed = functools.partial(training.batches, split, batch=recipe.batch, seed=recipe.seed)
-    return training.fit(loss(problem.predict, recipe.label_smoothing), problem.theta0, feed, recipe, frozen=frozen,
-                        state_dir=state, save_every=SAVE_EVERY, progress=progress)
+    mine = loss(problem.predict, recipe.label_smoothing, problem.criterion)
+    return training.fit(mine, problem.theta0, feed, recipe, frozen=frozen, state_dir=state, save_every=SAVE_EVERY,
+                        progress=progress)
 
 
 @functools.cache
-def loss(predict, smoothing: float):
-    """(params, (images, labels), key, (head, classes)) -> cross-entropy over the first `classes` columns of the head.
-
-    The heads of a suite are padded to one width, so that all its tasks share one compiled step.
-    """
+def loss(predict, smoothing: float, criterion=over_classes):
+    """(params, (inputs, labels), key, (head, classes)) -> a problem's criterion, by default cross-entropy."""
     def loss(params, batch, key, frozen):
-        images, labels = batch
-        head, classes = frozen
-        logits = predict(params, head, images)
-        known = jnp.arange(logits.shape[-1])[None] < classes
-        return training.cross_entropy(jnp.where(known, logits, -1e9), labels, smoothing=smoothing)
+        inputs, labels = batch
+        score = lambda head, inputs: predict(params, head, inputs)
+        return criterion(score, *frozen, inputs, labels, smoothing=smoothing)
     return loss
 
 

@@ -56,8 +56,9 @@ def choose_scale(problem, plan, merge, tasks, tau, finetuned, *, cache):
     split = plan.select_on
     judged = problem.judged(tasks, split)
     found = evaluation.cached(
-        cache, lambda: evaluation.sweep(problem.predict, problem.theta0, tau, merge.scales, judged, batch=plan.batch),
-        "sweep", tau, list(merge.scales), [problem.keys[task][split] for task in tasks])
+        cache, lambda: evaluation.sweep(problem.judging, problem.theta0, tau, merge.scales, judged, batch=plan.batch,
+                                        place=problem.place),
+        "sweep", *problem.told(), tau, list(merge.scales), [problem.keys[task][split] for task in tasks])
     at = dict(zip(merge.scales, found, strict=True))
     best = evaluation.search(lambda scale: evaluation.normalised(at[scale], finetuned[split]), merge.scales)
     return best.best, tuple((scale, value, evaluation.absolute(at[scale])) for scale, value in best.trace)
@@ -67,8 +68,8 @@ def measure(problem, plan, theta, tasks, split: str, *, cache) -> dict[str, floa
     """{task: accuracy} of one model, each taken from the cache where it was measured before."""
     judged = problem.judged(tasks, split)
     one = lambda task: evaluation.cached(
-        cache, lambda: evaluation.accuracy(problem.predict, theta, *judged[task], batch=plan.batch),
-        "accuracy", theta, problem.keys[task][split])
+        cache, lambda: evaluation.accuracy(problem.judging, problem.point(theta), *judged[task], batch=plan.batch),
+        "accuracy", *problem.told(), theta, problem.keys[task][split])
     return {task: one(task) for task in tasks}
 
 

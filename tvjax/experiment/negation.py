@@ -33,9 +33,10 @@ def negate(bench, tau, task: str, *, scales, threshold: float = THRESHOLD) -> Ne
         raise ValueError("task negation needs a control task, and this suite names none")
     pair, grid = [task, about.control], tuple(sorted({0.0, *map(float, scales)}))
     val = evaluation.cached(
-        bench.cache, lambda: evaluation.sweep(about.predict, about.theta0, tau, [-scale for scale in grid],
-                                              about.judged(pair, "val"), batch=bench.usual.batch),
-        "negation", tau, list(grid), [about.keys[name]["val"] for name in pair])
+        bench.cache, lambda: evaluation.sweep(about.judging, about.theta0, tau, [-scale for scale in grid],
+                                              about.judged(pair, "val"), batch=bench.usual.batch,
+                                              place=about.place),
+        "negation", *about.told(), tau, list(grid), [about.keys[name]["val"] for name in pair])
     at = dict(zip(grid, val, strict=True))
     found = evaluation.search_negation(lambda s: at[s][task], lambda s: at[s][about.control], grid,
                                        control_at_zero=at[0.0][about.control], threshold=threshold)

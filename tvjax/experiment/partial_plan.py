@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from tvjax import adapters, tangent, training, tree
-from tvjax.experiment import planning, study
+from tvjax.experiment import planning, study, suites
 from tvjax.experiment.planning import Plan
 
 JOBS = ("llora", "tangent")
@@ -64,6 +64,7 @@ def partial_plan(config: Any) -> PartialPlan:
     if job not in JOBS or not isinstance(own, dict):
         raise ValueError(f"this job needs job={' or '.join(map(repr, JOBS))} and a group of fields of that name")
     usual = planning.plan(given)
+    suites.only_scores(usual, job)
     planning.known(own, FIELDS, job, complete=True)
     tasks = len(usual.tasks)
     return PartialPlan(

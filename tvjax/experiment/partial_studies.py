@@ -86,7 +86,8 @@ def _plane(one: Judged, tau1, tau2, a: str, b: str, grid) -> dict[str, Any]:
 
 def linear_rows(one: Judged) -> list[dict]:
     """Accuracy of each tuned model beside that of its linearisation at θ0, and the advantage of not being linear."""
-    linear = Family(one.way.family.base, evaluation.paired, ways.linearly(one.bench.about.encode))
+    linear = Family(one.way.family.base, evaluation.paired, ways.linearly(one.bench.about.encode),
+                    readout=one.bench.about.readout)
     found = []
     for i, task in enumerate(one.tasks):
         head, data = one.bench.about.heads[task], tuple(one.bench.about.splits[task]["test"])

@@ -78,15 +78,20 @@ def scores(one: Judged, coefficients, tasks: Sequence[str], split: str, *, merge
     found = {}
     for task in tasks:
         head, data = one.bench.about.heads[task], tuple(one.bench.about.splits[task][split])
-        where = None if other else (task, split)
-        measure = lambda head=head, data=data, where=where: _measure(one, stack, coefficients, head, data, where)
+        where, metric = None if other else (task, split), one.bench.about.metrics.get(task, _share)
+        measure = lambda head=head, data=data, where=where, metric=metric: _measure(
+            one, stack, coefficients, head, data, where, metric)
         found[task] = evaluation.cached(one.bench.cache, measure, "mixtures", name, coefficients,
                                         one.bench.about.keys[task][split])
     at = lambda side, i: {task: pair[side][i] for task, pair in found.items()}
     return [Scores(at(0, i), at(1, i)) for i in range(len(coefficients))]
 
 
-def _measure(one: Judged, stack, coefficients, head, data, where):
+def _share(answers, labels) -> float:
+    return float((answers == labels).mean())
+
+
+def _measure(one: Judged, stack, coefficients, head, data, where, metric):
     """`where` names the split whose expansion is kept; None for a vector that comes once."""
     batch = one.bench.usual.batch
     if one.way.family.slopes and where:
@@ -98,8 +103,8 @@ def _measure(one: Judged, stack, coefficients, head, data, where):
         made = mixtures(one.way.family, stack, coefficients, head, data, batch=batch)
         one.counts[0] += made.passes
     one.counts[1] += len(coefficients)
-    right = made.classes == np.asarray(data[1])[None]
-    return [right.mean(1).tolist(), np.minimum(made.losses.mean(1), 1e9).tolist()]
+    judged = [metric(answers, np.asarray(data[1])) for answers in made.classes]
+    return [judged, np.minimum(made.losses.mean(1), 1e9).tolist()]
 
 
 # ---------------------------------------------------------------- rows

@@ -41,7 +41,8 @@ class Plan:
     """A checked config. `finetuned` maps a task to the directory of a model that needs no fine-tuning.
 
     `sources` are the files or folders of the data, `control` names the task that is judged and never trained on, `data`
-    holds what a suite alone knows; the suite "glyphs" needs none of them.
+    holds what a suite alone knows; the suite "glyphs" needs none of them. geometry: "linearised" judges every model by
+    its first-order expansion at θ0, whatever way it was tuned.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Plan:
     sources: tuple[str, ...] = ()
     control: str = ""
     data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    geometry: str = "standard"
 
     def recipe(self, seed: int) -> training.Recipe:
         return training.Recipe(**self.finetune, seed=seed)
@@ -69,7 +71,7 @@ class Plan:
 FIELDS = ("name", "model", "suite", "tasks", "counts", "seeds", "examples", "finetune", "finetuned", "merges", "scales",
           "select_on", "batch", "save_models", "allow_nonfinite")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name on the Hugging Face hub
-OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}, "mesh": {}}
+OPTIONAL: dict[str, Any] = {"sources": [], "control": "", "data": {}, "mesh": {}, "geometry": "standard"}
 
 
 def plain(config: Any) -> Any:
@@ -92,8 +94,9 @@ def plan(config: Any) -> Plan:
     """
     given = {**OPTIONAL, **plain(config)}
     known(given, (*FIELDS, *OPTIONAL), "the config", complete=True)
-    for name in ("select_on", "suite"):
-        _choice(name, given[name], {"select_on": ("val", "test"), "suite": tuple(suites.CHECKS)}[name])
+    options = {"select_on": ("val", "test"), "suite": tuple(suites.CHECKS), "geometry": ("standard", "linearised")}
+    for name, known_ones in options.items():
+        _choice(name, given[name], known_ones)
     tasks = _tasks(given["tasks"], given["suite"])
     data = suites.CHECKS[given["suite"]](tasks, given)
     finetune = _recipe(given["finetune"])
@@ -104,7 +107,7 @@ def plan(config: Any) -> Plan:
         finetuned=_finetuned(given["finetuned"], tasks),
         merges=_merges(given["merges"], _scales(given["scales"])), select_on=given["select_on"],
         batch=_integers("batch", [given["batch"]], low=1)[0], save_models=bool(given["save_models"]),
-        allow_nonfinite=bool(given["allow_nonfinite"]), **data)
+        allow_nonfinite=bool(given["allow_nonfinite"]), geometry=given["geometry"], **data)
 
 
 def known(given: Mapping, fields, what: str, *, complete: bool = False) -> None:

@@ -112,7 +112,7 @@ def linear(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     about, found = bench.about, []
     if about.encode is None:
         return []
-    predict = evaluation.classify_linearised(about.encode)
+    predict = evaluation.classify_linearised(about.encode, about.readout)
     for label, one in masked(ways, *MAIN):
         for task in bench.usual.tasks:
             judge = lambda task=task, tau=one.taus[task]: evaluation.accuracy(
@@ -151,16 +151,16 @@ def _held(bench: Bench, task: str, mask, mine, wrap) -> int:
     trained, still = tree.partition(theta0, names)
     loss, feed, frozen = ingredients(bench, task, mine)
     if wrap is not None:
-        loss = _loss_of(bench.about.encode, wrap, mine.label_smoothing)
+        loss = _loss_of(bench.about.encode, wrap, mine.label_smoothing, bench.about.readout, bench.about.criterion)
     batch = next(iter(feed(start=0)))
     f = lambda part, still, batch: loss(tree.union(part, still), batch, None, frozen)
     return training.held_bytes(f, trained, jax.tree.map(jnp.asarray, still), batch)
 
 
 @functools.cache
-def _loss_of(encode, wrap, smoothing):
+def _loss_of(encode, wrap, smoothing, readout, criterion):
     from tvjax.experiment import finetune
-    return finetune.loss(evaluation.classify(wrap(encode)), smoothing)
+    return finetune.loss(evaluation.classify(wrap(encode), readout), smoothing, criterion)
 
 
 STUDIES = {"pruning": pruning, "noise": noise, "masks": masks, "localisation": localisation, "linear": linear,

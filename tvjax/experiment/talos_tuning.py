@@ -112,7 +112,8 @@ def ingredients(bench: Bench, task: str, mine: training.Recipe):
     head, classes = padded_head(bench, task)
     split = tuple(bench.about.splits[task]["train"])
     feed = functools.partial(training.batches, split, batch=mine.batch, seed=mine.seed)
-    return finetune.loss(bench.about.predict, mine.label_smoothing), feed, (head, jnp.int32(classes))
+    loss = finetune.loss(bench.about.predict, mine.label_smoothing, bench.about.criterion)
+    return loss, feed, (head, jnp.int32(classes))
 
 
 def padded_head(bench: Bench, task: str):

@@ -67,7 +67,8 @@ def _train(bench, way, task, path, key, progress) -> Trained:
     feed = functools.partial(training.batches, tuple(bench.about.splits[task]["train"]), batch=recipe.batch,
                              seed=recipe.seed)
     state = path.parent / f".state-{task}-{key[:12]}"
-    fitted = training.fit(loss(way.family.place, way.family.encode, recipe.label_smoothing), way.start, feed, recipe,
+    family = (way.family.place, way.family.encode, way.family.readout)
+    fitted = training.fit(loss(family, recipe.label_smoothing, bench.about.criterion), way.start, feed, recipe,
                           frozen=jax.device_put(frozen), state_dir=state, save_every=finetune.SAVE_EVERY,
                           progress=progress)
     tau = jax.device_get(vectors.task_vector(fitted.params, way.start))

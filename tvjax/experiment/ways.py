@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from tvjax import adapters, tangent, training, tree, vectors
+from tvjax import adapters, tangent, tree, vectors
 from tvjax.evaluation import classify, paired, shifted
 from tvjax.evaluation.mixtures import Family
 from tvjax.experiment.loading import Problem
@@ -37,13 +36,13 @@ def build(plan: WayPlan, about: Problem, seed: int) -> Way:
     """The way of a plan on a problem; the φ0 of adapters is drawn from the plan's seed and the run's."""
     theta0 = about.theta0
     if plan.kind in ("standard", "tangent"):
-        return Way(plan, _whole(about.encode, theta0, plan), theta0)
+        return Way(plan, _whole(about, plan), theta0)
     phi0 = jax.device_get(adapters.start(plan.method, sites(about), seed=plan.seed + seed))
     encode, base = about.encode, (theta0, phi0)
     if not plan.scope:
-        return Way(plan, Family(base, _beside, _adapted(encode, plan.method)), phi0)
+        return Way(plan, Family(base, _beside, _adapted(encode, plan.method), readout=about.readout), phi0)
     slopes = _phi_slopes(encode, plan.method) if plan.scope == "network" else None
-    return Way(plan, Family(base, _around, _expanded(encode, plan.method, plan.scope), slopes), phi0)
+    return Way(plan, Family(base, _around, _expanded(encode, plan.method, plan.scope), slopes, about.readout), phi0)
 
 
 def sites(about: Problem) -> dict[str, adapters.Site]:
@@ -52,11 +51,11 @@ def sites(about: Problem) -> dict[str, adapters.Site]:
     return adapters.find(about.encode, about.theta0, jax.tree.map(lambda x: x[:2], inputs))
 
 
-def _whole(encode, theta0, plan) -> Family:
-    encode = tangent.rematerialised(encode, plan.remat)
+def _whole(about: Problem, plan: WayPlan) -> Family:
+    encode, theta0 = tangent.rematerialised(about.encode, plan.remat), about.theta0
     if plan.kind == "standard":
-        return Family(theta0, shifted, _plainly(encode))
-    return Family(theta0, paired, linearly(encode), tangent.slopes(encode))
+        return Family(theta0, shifted, _plainly(encode), readout=about.readout)
+    return Family(theta0, paired, linearly(encode), tangent.slopes(encode), about.readout)
 
 
 # ---------------------------------------------------------------- (base, τ) -> point
@@ -102,15 +101,19 @@ def _phi_slopes(encode: Callable, method) -> Callable:
 
 # ---------------------------------------------------------------- training
 @functools.cache
-def loss(family_place: Callable, encode: Callable, smoothing: float) -> Callable:
-    """(trained, (inputs, labels), key, (base, start, head, classes)) -> cross-entropy under a padded head."""
+def loss(family: tuple, smoothing: float, criterion: Callable) -> Callable:
+    """(trained, (inputs, labels), key, (base, start, head, classes)) -> a problem's criterion under a padded head.
+
+    family: (place, encode, readout) of a `Family`.
+    """
+    place, encode, readout = family
+
     def loss(trained, batch, key, frozen):
         inputs, labels = batch
         base, start, head, classes = frozen
-        point = family_place(base, tangent.difference(trained, start))
-        logits = classify(_itself)(encode(point, inputs, key=key), head, None)
-        known = jnp.arange(logits.shape[-1])[None] < classes
-        return training.cross_entropy(jnp.where(known, logits, -1e9), labels, smoothing=smoothing)
+        point = place(base, tangent.difference(trained, start))
+        score = lambda head, inputs: classify(_itself, readout)(encode(point, inputs, key=key), head, None)
+        return criterion(score, head, classes, inputs, labels, smoothing=smoothing)
     return loss
 
 
