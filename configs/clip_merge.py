@@ -9,6 +9,8 @@ Pools: vit_b_32, vit_b_16, vit_l_14 with the first 8, 14 or 20 tasks of FusionBe
 the Hugging Face hub. Data: folders below `sources`, else the hub's data sets (pip install 'tvjax[data]'), else TFDS.
 Needs the network, or what it would fetch on disk; without, one sentence says what to put where.
 
+Published Flan-T5s and GPT-2s: configs/language.py.
+
 Published averages of ViT-B/32 on 8 tasks (%): zero-shot 48.1, average 66.5, task arithmetic at 0.3 68.0, TIES at 0.3
 72.2, fine-tuned 90.4; they stand beside the measured ones in the report. Not measured here: there was no network.
 :runlocal makes two "experts" of the embedded CLIP by noise, and images of digits, and takes the very same way.

@@ -139,7 +139,7 @@ HUB = {                               # of the paper
         examples=dict(train=100_000, val=5000, test=100_000), full=_CLIP, tuned=_CLIP,
         lora=dict(rank=16, alpha=32, dropout=0.1)),
     "flan_t5": dict(
-        model="google/flan-t5-base", suite="questions", data=dict(tokens=128, answers=8, prompts="v0"), batch=64,
+        model="google/flan-t5-base", suite="questions", data=dict(tokens=128, answers=16, prompts="v0"), batch=64,
         tasks=("glue-cola", "glue-mnli", "glue-mrpc", "glue-qqp", "glue-rte", "glue-sst2", "glue-stsb"),
         examples=dict(train=50_000, val=2000, test=10_000), full=dict(_T5, lr=2e-5), tuned=dict(_T5, lr=4e-5),
         lora=dict(rank=16, alpha=32, dropout=0.1)),

@@ -15,9 +15,10 @@ ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "ru
              "talos": ("", "8", "4", "ablations", "sparsity", "minilm", "vision", "runlocal"),
              "tatr": ("", "8", "minilm", "vision", "runlocal"),
              "adamerging": ("", "8", "20", "minilm", "vision", "paper", "runlocal"),
-             "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "runlocal"),
+             "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "minilm",
+                       "vision", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
-             "llora": ("", "8", "protocol", "quick", "runlocal"), "tangent": ("", "8", "quick", "runlocal"),
+             "llora": ("", "8", "protocol", "quick", "runlocal"), "language": ("runlocal",), "tangent": ("", "8", "quick", "runlocal"),
              "clip_merge": ("runlocal",)}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 
