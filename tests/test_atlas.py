@@ -191,6 +191,14 @@ def test_another_domain_shows_the_same_classes(bench):
     assert images.shape[1:] == (32, 32, 3) and set(labels) == set(range(29))
 
 
+def test_outside_of_glyphs_another_domain_is_a_task_with_the_same_classes(bench):
+    of_arrays = bench._replace(usual=dataclasses.replace(bench.usual, suite="arrays"))
+    inputs, labels = atlas_fewshot.other_domain(of_arrays, "greek", "braille")
+    np.testing.assert_array_equal(labels, bench.about.splits["braille"]["test"][1])
+    with pytest.raises(ValueError, match="domains of greek are the tasks with its classes, here braille, armenian"):
+        atlas_fewshot.other_domain(of_arrays, "greek", "plain")
+
+
 def test_the_report_is_written(bench, anchors, tmp_path):
     rows = [{**row, "suite": "toy", "tasks": 3, "seed": 0, "model": "toy"} for row in (
         dict(metric="accuracy", value=0.5, method=method, task="greek", split="test", part="fewshot", shots=k, draw=0)

@@ -104,6 +104,14 @@ def test_a_missing_tokenizer_is_a_sentence(found):
         found.tokenizer(["a"])
 
 
+def test_a_wrong_tokenizer_file_is_a_sentence(folder, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=f"The tokenizer in {tmp_path} can't be read as a BertTokenizer"):
+        bert.from_pretrained(tmp_path).tokenizer(["a"])
+
+
 def test_wrong_weights_are_named(found, folder, tmp_path):
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     flat = dict(tree.flatten(found.params))

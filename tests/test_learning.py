@@ -215,6 +215,8 @@ def test_tasks_of_other_sizes_share_the_compiled_step():
 
 
 @pytest.mark.parametrize("make, sentence", [
+    (lambda: fewshot.shots(SPLITS["a"][0], 1, classes=3, seed=0), "labels are needed here"),
+    (lambda: next(heads.together([SPLITS["a"][0]], [0], batches=[2], seed=0)()), "labels are needed here"),
     (lambda: fewshot.shots(SPLITS["a"], 99, classes=3, seed=0), "99 shots are asked for, and class"),
     (lambda: Course(decay="linear"), "constant, cosine; got 'linear'"),
     (lambda: Course(epochs=0), "epochs must be at least 1"),

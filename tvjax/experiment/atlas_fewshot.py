@@ -114,9 +114,19 @@ def _domain(bench: Bench, way, point, target: str, domain: str) -> float:
 
 
 def other_domain(bench: Bench, target: str, domain: str):
-    """The test images of a target as another domain shows them: "plain" glyphs, or those of another task's look."""
+    """Test examples of a target's classes in another domain.
+
+    Of glyphs: drawn "plain", or in the look of another task. Of other suites: the test split of a task of the config
+    with as many classes, which must mean the same, as those of two data sets of digits do.
+    """
+    about = bench.about
     if bench.usual.suite != "glyphs":
-        raise ValueError(f"domains are known for the suite glyphs, not for {bench.usual.suite}")
+        alike = [task for task, head in about.heads.items() if task != target
+                 and head.shape[1] == about.heads[target].shape[1]]
+        if domain not in alike:
+            raise ValueError(f"atlas.fewshot.domains holds {domain!r}; domains of {target} are the tasks with its "
+                             f"classes, here {', '.join(alike) or 'none'}")
+        return tuple(about.splits[domain]["test"])
     from tvjax.data import glyphs
     chars = glyphs.task(target).chars
     look = glyphs.CONTROL.domain if domain == "plain" else glyphs.task(domain).domain

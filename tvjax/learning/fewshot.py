@@ -11,7 +11,7 @@ import numpy as np
 
 from tvjax import evaluation
 from tvjax.learning.course import Course, Learned, Verdict, learn
-from tvjax.learning.heads import join, sized, some, together, weighted
+from tvjax.learning.heads import join, labelled, sized, some, together, weighted
 from tvjax.learning.views import view
 from tvjax.learning.ways import Way
 
@@ -29,7 +29,7 @@ def shots(split: Any, k: int, *, classes: int, seed: int) -> tuple:
     >>> sorted(shots(split, 2, classes=2, seed=0)[1].tolist())
     [0, 0, 1, 1]
     """
-    labels = np.asarray(tuple(split)[1])
+    labels = np.asarray(labelled(split)[1])
     counts = np.bincount(labels, minlength=classes)
     if k < 1 or counts.min() < k:
         least = int(counts.argmin())

@@ -41,7 +41,7 @@ def join(heads: Sequence[Any], *, columns: int = COLUMNS) -> Joined:
 def together(splits: Sequence[Any], offsets: Sequence[int], *, batches: Sequence[int], seed: int) -> Callable:
     """A feed of batches (inputs, labels, task), `batches[d]` examples of task d, labels counted in the joined head."""
     def feed(start: int = 0) -> Iterator:
-        rows = [training.batches(tuple(split), batch=batch, seed=seed, start=start)
+        rows = [training.batches(labelled(split), batch=batch, seed=seed, start=start)
                 for split, batch in zip(splits, batches, strict=True)]
         task = np.repeat(np.arange(len(batches), dtype=np.int32), batches)
         for parts in zip(*rows, strict=True):
@@ -73,6 +73,19 @@ def weighted(point: Callable, predict: Callable, *, p: int = 0, strength: float 
 def masked(logits, owner, task):
     """Logits whose columns of other tasks count as −10⁹, in float32."""
     return jnp.where(owner[None, :] == task[:, None], logits.astype(jnp.float32), -1e9)
+
+
+def labelled(split: Any) -> tuple:
+    """A split as (inputs, labels); ValueError where it is inputs alone, as adaptation takes them.
+
+    >>> labelled((np.ones((2, 3)), np.array([0, 1])))[1].tolist()
+    [0, 1]
+    """
+    labels = np.asarray(split[1]) if isinstance(split, (tuple, list)) and len(split) == 2 else None
+    if labels is None or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError("labels are needed here: a split is (inputs, labels), a whole number for each example; for "
+                         "inputs alone there are learning.adaptation and learning.ufm")
+    return tuple(split)
 
 
 def sized(split: Any) -> int:
