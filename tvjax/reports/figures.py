@@ -55,8 +55,9 @@ def heat_map(matrix, *, rows: Sequence[str], columns: Sequence[str], label: str,
     across, up = (max(map(len, map(str, names)), default=0) for names in (rows, columns))  # room for their letters
     figure, axes = plain(1.9 + 0.07 * across + 0.5 * len(columns), 0.9 + 0.06 * up + 0.36 * len(rows))
     top = np.nanmax(np.abs(matrix)) or 1.0
-    limits = {"vmin": -top, "vmax": top} if diverging else {}
-    image = axes.imshow(matrix, cmap=colormaps["RdBu_r" if diverging else "cividis"], aspect="auto", **limits)
+    low, high = (-top, top) if diverging else (None, None)
+    colours = colormaps["RdBu_r" if diverging else "cividis"]
+    image = axes.imshow(matrix, cmap=colours, aspect="auto", vmin=low, vmax=high)
     for (i, j), value in np.ndenumerate(matrix):
         if math.isfinite(value) and matrix.size <= 450:
             red, green, blue, _ = image.cmap(image.norm(value))

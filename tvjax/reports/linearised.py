@@ -2,6 +2,8 @@
 
 Numbers are means ± deviations over seeds.
 """
+from typing import Any
+
 import numpy as np
 
 from tvjax import results
@@ -106,7 +108,7 @@ def geometry(run) -> Section:
                                                                  tuple(lines))}, drawn, scale=1.0, digits=3)
 
 
-def _tasks(rows, metric, way):
+def _tasks(rows, metric, way) -> dict[str, Any]:
     mine = [row for row in rows if row["metric"] == metric and row["method"] == way]
     every = list(dict.fromkeys([row["task"] for row in mine] + [row["other"] for row in mine]))
     return {"rows": every, "columns": every}
