@@ -4,6 +4,7 @@ Where a trim by these scores is followed by a sum over the whole model, the same
 the bracket are decided before the threshold is known, and the few others are held until it is.
 """
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -58,39 +59,50 @@ class Pass:
     def __call__(self, low: np.ndarray, high: np.ndarray):
         above, inside = np.zeros(len(low), np.int64), [ranking.Tally() for _ in low]
         self.parts, self.undecided = [], [] if self.along is not None else None
-        for piece, way, origin, scores in self._scored():
-            mask = np.zeros(origin.shape[1], bool) if self.undecided is not None else None
-            for t in range(len(low)):  # one task after the other: its scores stay in the cache
-                row = np.abs(origin[t]) if scores is None else scores[t]
-                row = row.reshape(-1) if piece.whole else row[: piece.stop - piece.start]
-                within = ranking.add(above, inside, t, row, low[t], high[t])
-                if mask is not None and low[t] != high[t]:
-                    mask[: len(row)] |= within
-            if mask is not None:
-                self._along(piece.leaf, way, origin, mask, high)
+        for over, found, part, held in self._sides(low, high):
+            above += over
+            for tally, row in zip(inside, found, strict=True):
+                tally.add(*row)
+            if self.undecided is not None and held is not None:
+                self.parts.append(part)
+                self.undecided.append(held)
+                if len(self.parts) % 64 == 0 and sum(held.size for held in self.undecided) > HELD:
+                    self.undecided = None
         return above, inside
 
-    def _scored(self):
-        """(piece, its way, its entries, its scores; None for |entries|, which need no call of JAX)."""
-        job, plain = self.job, self.score is jnp.abs
-        ways = streamed._origins(job, self.members, self.upto)
-        if plain and all(streamed._chunked(job, leaf) and not streamed._way(job, leaf, self.upto).stages
-                         for leaf in self.members):
-            yield from ((piece, way, np.asarray(origin), None) for piece, way, origin in ways)
+    def _sides(self, low, high) -> Iterator[tuple]:
+        """`_side` of all pieces in order; where the scores are |entries| of chunks, threads read and count."""
+        job, members, upto = self.job, self.members, self.upto
+        ways = [(piece, way) for leaf in members for way in [streamed._way(job, leaf, upto)]
+                for piece in streamed.pieces(job, leaf)]
+        if self.score is jnp.abs and not any(piece.whole or way.stages for piece, way in ways):
+            work = lambda piece, way: self._side(piece, way, np.asarray(streamed._read(job, piece)), None, low, high)
+            started = ((piece, streamed._readers().submit(work, piece, way)) for piece, way in ways)
+            yield from (future.result() for _, future in streamed._ahead(started))
             return
-        started = ((piece, way, origin, streamed._measured(*streamed._inputs(job, piece, way, origin), f=self.score))
-                   for piece, way, origin in ways)
-        for piece, way, origin, scores in streamed._ahead(started):
-            yield piece, way, origin, np.asarray(scores)
+        scored = ((piece, way, origin, streamed._measured(*streamed._inputs(job, piece, way, origin), f=self.score))
+                  for piece, way, origin in streamed._origins(job, members, upto))
+        for piece, way, origin, scores in streamed._ahead(scored):
+            yield self._side(piece, way, np.asarray(origin), np.asarray(scores), low, high)
 
-    def _along(self, leaf: plan.Leaf, way: streamed.Way, origin, mask: np.ndarray, threshold) -> None:
-        """Takes the sum over entries that are decided, and holds the others."""
-        assert self.undecided is not None
-        stages, values = self._after(leaf, way, threshold)
-        self.parts.append(_decided(stages, values, origin, mask, self._place(), f=self._sum().f))
-        self.undecided.append(np.asarray(origin)[:, np.flatnonzero(mask)])
-        if len(self.parts) % 64 == 0 and sum(held.size for held in self.undecided) > HELD:
-            self.undecided = None
+    def _side(self, piece: streamed.Piece, way: streamed.Way, origin, scores, low, high):
+        """(per task how many scores exceed `high`, and what a tally adds; the sum over entries that are decided, and
+        the others) of a piece."""
+        along = self.undecided is not None
+        mask = np.zeros(origin.shape[1], bool) if along else None
+        over, found = np.zeros(len(low), np.int64), []
+        for t in range(len(low)):  # one task after the other: its scores stay in the cache
+            row = np.abs(origin[t]) if scores is None else scores[t]
+            row = row.reshape(-1) if piece.whole else row[: piece.stop - piece.start]
+            over[t], within, *adds = ranking.side(row, low[t], high[t])
+            found.append(adds)
+            if mask is not None and low[t] != high[t]:
+                mask[: len(row)] |= within
+        if mask is None:
+            return over, found, None, None
+        stages, values = self._after(piece.leaf, way, high)
+        part = _decided(stages, values, origin, mask, self._place(), f=self._sum().f)
+        return over, found, part, origin[:, np.flatnonzero(mask)]
 
     def _sum(self) -> Sum:
         assert self.along is not None

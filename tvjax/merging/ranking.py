@@ -111,21 +111,21 @@ def collected(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
     above, inside = np.zeros(len(low), np.int64), [Tally() for _ in low]
     for part in stream:
         for t, row in enumerate(part):
-            add(above, inside, t, row, low[t], high[t])
+            over, _, *found = side(row, low[t], high[t])
+            above[t] += over
+            inside[t].add(*found)
     return above, inside
 
 
-def add(above: np.ndarray, inside: list[Tally], t: int, row: np.ndarray, low, high) -> np.ndarray:
-    """Counts and collects scores of task `t`; which of them lie inside."""
+def side(row: np.ndarray, low, high) -> tuple[int, np.ndarray, np.ndarray, np.ndarray | None]:
+    """(how many scores exceed `high`; which lie inside; these, and how often each came) for scores of one task."""
     below = row <= high
-    above[t] += row.size - np.count_nonzero(below)
+    over = row.size - np.count_nonzero(below)
     within = np.logical_and(below, row >= low, out=below)
-    if low == high:  # then all that lies inside is this one score
-        times = np.count_nonzero(within)
-        inside[t].add(np.array([high] if times else [], row.dtype), np.array([times] if times else [], np.int64))
-    else:
-        inside[t].add(row[np.flatnonzero(within)])
-    return within
+    if low != high:
+        return over, within, row[np.flatnonzero(within)], None
+    times = np.count_nonzero(within)  # all that lies inside is this one score
+    return over, within, np.array([high] if times else [], row.dtype), np.array([times] if times else [], np.int64)
 
 
 def _select(row: np.ndarray, k: int) -> np.floating:
