@@ -65,6 +65,29 @@ def training_numbers(base, made):
     yield "low-rank", training.fit(low_rank_loss, phi, feed, RECIPE, frozen=(base, head))
 
 
+class Stopped(Exception):
+    """The machine goes away."""
+
+
+def resumed(base, made, folder):
+    """Training that ends at step 3, and goes on from the state saved at step 2."""
+    head, split = made["a"]
+
+    def feed(start=0):
+        for step, batch in enumerate(training.batches(split, batch=RECIPE.batch, seed=0, start=start), start):
+            if step == 3 and not start:
+                raise Stopped
+            yield batch
+    run = functools.partial(training.fit, loss, base, feed, RECIPE, frozen=head, state_dir=folder, save_every=2)
+    try:
+        run()
+    except Stopped:
+        pass
+    again = run()
+    assert again.steps == RECIPE.steps
+    return again
+
+
 def calibration_numbers(base, made):
     head, (x, labels) = made["a"]
     classes = np.int32(toy_tasks.CLASSES)
@@ -93,11 +116,12 @@ def judged_numbers(base, taus, made):
     yield "features", evaluation.features(toy_tasks.encode, base, made["a"][1][0], batch=16)
 
 
-def numbers():
-    """{name: array} of everything."""
+def numbers(folder):
+    """{name: array} of everything; `folder` keeps a state."""
     base, taus, made = tasks()
     found = {}
-    for name, value in (*training_numbers(base, made), *calibration_numbers(base, made),
+    for name, value in (*training_numbers(base, made), ("resumed", resumed(base, made, folder)),
+                        *calibration_numbers(base, made),
                         *learning_numbers(base, taus, made), *judged_numbers(base, taus, made)):
         if isinstance(value, training.Fitted):
             value = {"params": value.params, "losses": value.losses}
@@ -141,7 +165,7 @@ def main(out, where=""):
     layout = on_the_mesh()
     print(sharding.told(layout, tasks()[0]))
     with sharding.on(layout):
-        found = numbers()
+        found = numbers(f"{out}.state")
     if not where:
         with sharding.on(sharding.layout(data=2, model=jax.device_count() // 2, rules=("w=model,-", "b="))):
             found |= {f"split/{name}": x for name, x in split_by_rules().items()}

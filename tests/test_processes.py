@@ -9,11 +9,11 @@ from tests import processes
 from tvjax import results, sharding
 from tvjax.sharding import processes as ours
 
-SECONDS = 5
+SILENCE = 8  # seconds
 
 
-def meet(mode, count=2):
-    return processes.together(["tests/meeting.py", mode, SECONDS], count=count)
+def meet(mode, folder=".", count=2):
+    return processes.together(["tests/meeting.py", mode, 200, SILENCE, folder], count=count)
 
 
 def sentences(err):
@@ -21,8 +21,8 @@ def sentences(err):
     return [line for line in err.splitlines() if line and not line.startswith(("[Gloo]", "E1", "E0", "W1", "W0", "I"))]
 
 
-def test_processes_meet_agree_and_part():
-    said = meet("well")
+def test_processes_meet_agree_keep_states_of_their_own_and_part(tmp_path):
+    said = meet("well", tmp_path)
     assert [code for code, _, _ in said] == [0, 0], said
     assert all("met" in out for _, out, _ in said)
 
@@ -33,9 +33,9 @@ def test_a_process_that_dies_ends_the_others_with_one_sentence(dead, left):
     said = meet(f"die{dead}")
     code, _, err = said[left]
     assert code == ours.DIED, said
-    assert sentences(err)[-1] == (f"process {dead} has not been heard of for {SECONDS} s: it died or is cut off; start "
+    assert sentences(err)[-1] == (f"process {dead} has not been heard of for {SILENCE} s: it died or is cut off; start "
                                   "all again, what is done is kept")
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 300
 
 
 def test_a_process_that_fails_tells_the_others_why():
@@ -67,7 +67,7 @@ def test_a_port_that_is_taken():
 
 def test_others_that_do_not_come():
     port = processes.free_port()
-    code, _, err = processes.ended(processes.started(["tests/meeting.py", "well", 2], 0, count=2, port=port))
+    code, _, err = processes.ended(processes.started(["tests/meeting.py", "well", 2, 2, "."], 0, count=2, port=port))
     assert code == ours.DIED and sentences(err)[0].startswith("not all processes came within 2 s"), err
 
 

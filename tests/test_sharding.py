@@ -11,10 +11,10 @@ BITS = ("mask/", "random mask/", "accuracy/", "sweep/")  # equal bit by bit
 
 
 @pytest.fixture(scope="module")
-def one_device():
+def one_device(tmp_path_factory):
     """What one device computes: no mesh is there."""
     assert sharding.layout(data=1) is None
-    found = many_devices.numbers()
+    found = many_devices.numbers(tmp_path_factory.mktemp("state"))
     return {**found, **{f"split/{name}": np.asarray(x) for name, x in many_devices.split_by_rules().items()}}
 
 
@@ -102,6 +102,20 @@ def test_a_mesh_of_one_device_is_none_and_moves_nothing():
     assert sharding.place(x, None) is x and sharding.spread(x, None) is x and sharding.local_rows(8, None) == (0, 8)
     with pytest.raises(ValueError, match="mesh has no field 'dta'; there are data, model, rules"):
         sharding.from_config({"mesh": {"dta": 2}})
+
+
+def test_batches_of_a_plan_are_checked_before_anything_is_loaded(monkeypatch):
+    from tests.test_configs import load
+    from tvjax.experiment import plan
+    from tvjax.experiment import sharing as shared
+    one = type("Layout", (), {"data": 3, "processes": [0]})()
+    monkeypatch.setattr(sharding, "found", lambda *trees: one)
+    with pytest.raises(ValueError, match="finetune.batch, in its parts, of 8 examples cannot be cut into 3"):
+        shared.check_layout(plan(load("quickstart", "runlocal")))
+    one.processes = [0, 1]
+    one.mesh = type("Mesh", (), {"size": 6})()
+    with pytest.raises(ValueError, match="choose mesh.data × mesh.model of at most 1, the devices of one process"):
+        shared.check_layout(plan(load("quickstart", "runlocal")))
 
 
 def test_a_batch_that_cannot_be_cut():

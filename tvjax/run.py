@@ -153,15 +153,16 @@ def run(config, folder=None, *, say=print):
     layout = sharding.from_config(config)
     sharding.agree({"config": config.to_dict(), "versions": results.versions()})
     say = sharding.speaker(say)
-    if layout is not None or config.get("mesh"):
-        say(sharding.told(layout))
     with sharding.on(layout):
         return _run(config, folder, say=say, command=command)
 
 
 def _run(config, folder, *, say, command):
     if config.get("job") == "merge":
+        from tvjax import sharding
         from tvjax.disk import job
+        if (layout := sharding.found()) is not None:
+            say(sharding.told(layout))
         return job.run(config, say=say, command=command)
     if "job" in config:
         return study(config, folder, say=say, command=command)

@@ -3,9 +3,11 @@
 Orbax writes it, a folder a step, and keeps the last two. Leaves are stored by dotted name, so optimizer states (named
 tuples) need no registration; the caller's example gives the structure back.
 """
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,13 +20,14 @@ KEPT = 2
 def save_state(state: Any, directory: str | os.PathLike, step: int) -> None:
     """Writes `state` as step `step` below `directory`, atomically, and lets go of all but the last two steps there.
 
+    Of several processes all write a state that lies on devices of all, and each its own otherwise.
     Leaves are arrays, typed PRNG keys, numbers or flags. A step may be written again, but none before the latest.
     """
     latest = latest_step(directory)
     if latest is not None and step < latest:
         raise ValueError(f"{directory} already holds step {latest}; step {step} would come before it.")
     stored = {name: _stored(name, leaf) for name, leaf in tree.flatten(state).items()}
-    with _checkpointer(directory) as checkpointer:
+    with _checkpointer(directory, state) as checkpointer:
         checkpointer.save(step, stored, force=True, overwrite=step == latest)
 
 
@@ -45,7 +48,7 @@ def restore_state(example: Any, directory: str | os.PathLike, step: int | None =
     if wanted is None:
         raise ValueError(f"{directory} holds no saved state.")
     flat = tree.flatten(example)
-    with _checkpointer(directory) as checkpointer:
+    with _checkpointer(directory, example) as checkpointer:
         steps = [found.step for found in checkpointer.checkpoints]
         if wanted not in steps:
             there = ", ".join(map(str, sorted(steps))) or "none"
@@ -59,11 +62,83 @@ def restore_state(example: Any, directory: str | os.PathLike, step: int | None =
     return tree.rebuild(example, {name: _restored(leaf, loaded[name]) for name, leaf in flat.items()})
 
 
-def _checkpointer(directory: str | os.PathLike) -> Any:
+@contextlib.contextmanager
+def _checkpointer(directory: str | os.PathLike, state: Any = None) -> Iterator[Any]:
     from orbax.checkpoint import v1 as ocp
 
+    own = jax.process_count() > 1 and not _shared(state)
     policy: Any = ocp.training.preservation_policies.LatestN(KEPT)
-    return ocp.training.Checkpointer(str(Path(directory).absolute()), preservation_policy=policy)
+    opened = _Own(Path(directory).absolute()) if own else ocp.training.Checkpointer(
+        str(Path(directory).absolute()), preservation_policy=policy)
+    with contextlib.closing(opened):
+        yield opened
+
+
+class _Own:
+    """The state of one process of several, which waits for no other: a safetensors file a step, whole or not there.
+
+    Orbax writes arrays that lie on one process's devices on process 0 alone, or not at all.
+    """
+
+    def __init__(self, directory: Path):
+        self.directory, self.process = directory, jax.process_index()
+
+    @property
+    def checkpoints(self) -> list["_Step"]:
+        return sorted(_Step(int(path.stem)) for path in self.directory.glob("*.safetensors") if path.stem.isdigit())
+
+    @property
+    def latest(self) -> "_Step | None":
+        return max(self.checkpoints, default=None)
+
+    def _file(self, step: int) -> Path:
+        return self.directory / f"{step}.safetensors"
+
+    def save(self, step: int, stored: dict[str, Any], *, force: bool, overwrite: bool) -> None:
+        del force, overwrite  # a file is replaced
+        from safetensors.numpy import save_file
+
+        self.directory.mkdir(parents=True, exist_ok=True)
+        partial = self.directory / f".{step}.{self.process}"
+        save_file({name: np.array(x) for name, x in jax.device_get(stored).items()}, partial)
+        os.replace(partial, self._file(step))
+        for old in self.checkpoints[:-KEPT]:
+            self._file(old.step).unlink()
+
+    def metadata(self, step: int) -> Any:
+        return _Metadata(self._held(step))
+
+    def load(self, step: int, abstract: dict[str, Any]) -> dict[str, Any]:
+        return {name: _like(abstract[name], x) for name, x in self._held(step).items()}
+
+    def _held(self, step: int) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load_file
+
+        return load_file(self._file(step))
+
+    def close(self) -> None:
+        pass
+
+
+def _like(example: Any, x: np.ndarray) -> Any:
+    """A loaded array where and as what the example is."""
+    if isinstance(example, jax.ShapeDtypeStruct):
+        return jax.device_put(x, example.sharding)
+    return type(example)(x) if isinstance(example, int | float) else x
+
+
+class _Step(NamedTuple):
+    step: int
+
+
+class _Metadata(NamedTuple):
+    metadata: Any
+
+
+def _shared(state: Any) -> bool:
+    """Whether any leaf lies on devices of other processes too."""
+    there = lambda x: getattr(x, "sharding", None)
+    return any(there(x) is not None and not there(x).is_fully_addressable for x in jax.tree.leaves(state))
 
 
 def _is_key(leaf: Any) -> bool:

@@ -30,10 +30,11 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
     experiment, a model that does not fit; OSError where the disk fails.
     """
     todo, folder = plan(config), pathlib.Path(folder)
-    sharing.check_layout()
+    sharing.check_layout(todo)
     with evaluation.meter() as cost:
         begin = lambda: workdir.write_text(folder / "config.json", json.dumps(plain(config), indent=2) + "\n")
         about = sharing.owned(folder, plain(config), lambda: problem(todo), begin)
+        sharing.laid_out(about.theta0, say)
         say(f"{todo.name}: {len(todo.tasks)} tasks, {len(todo.merges)} merges, seeds {todo.seeds}, into {folder}")
         parts = (lambda seed=seed: _seed(about, todo, seed, folder, say, progress)
                  for seed in told.counted(todo.seeds, say, "seeds"))

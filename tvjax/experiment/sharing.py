@@ -64,10 +64,24 @@ def owned(folder, config: dict, load: Callable[[], Any], begin: Callable[[], Any
     return about
 
 
-def check_layout() -> None:
-    """Raises ValueError for a mesh over several processes, which these jobs have no use for."""
+def check_layout(plan: Any) -> None:
+    """Raises ValueError for a mesh over several processes, which these jobs have no use for, and for batches of a plan
+    that cannot be cut over the mesh."""
     layout = sharding.found()
-    if layout is not None and len(layout.processes) > 1:
-        here = jax.local_device_count()
-        raise ValueError(f"this job spreads its tasks over processes, each with a mesh of its own: choose mesh.data × "
-                         f"mesh.model of at most {here}, the devices of one process, not {layout.mesh.size}")
+    if layout is None:
+        return
+    if len(layout.processes) > 1:
+        raise ValueError("this job spreads its tasks over processes, each with a mesh of its own: choose mesh.data × "
+                         f"mesh.model of at most {jax.local_device_count()}, the devices of one process, not "
+                         f"{layout.mesh.size}")
+    recipe = plan.recipe(0)
+    sharding.check_batch(recipe.batch // recipe.accumulation, layout, "finetune.batch, in its parts,")
+    sharding.check_batch(plan.batch, layout, "batch, that of evaluation,")
+
+
+def laid_out(theta0: Any, say: Callable[[str], Any]) -> None:
+    """Checks the rules of the layout against the parameters, and says what it does."""
+    layout = sharding.found()
+    if layout is not None:
+        sharding.check(theta0, layout)
+        say(sharding.told(layout, theta0))

@@ -50,13 +50,14 @@ def run(config: Any, usual: Plan, folder, seed_rows: Callable[[Problem, int, Cal
     shared_rows: (problem, all rows so far) -> rows that belong to no seed. Writes config.json and results.jsonl, with
     what the run took as its last rows, and returns the rows: of several processes the first, the others none.
     """
-    sharing.check_layout()
+    sharing.check_layout(usual)
     folder, plain = pathlib.Path(folder), planning.plain(config)
     begun = time.perf_counter()
     timed = lambda text: say(f"[{time.perf_counter() - begun:6.0f} s] {text}")
     with evaluation.meter() as cost:
         begin = lambda: workdir.write_text(folder / "config.json", json.dumps(plain, indent=2) + "\n")
         about = sharing.owned(folder, plain, lambda: problem(usual), begin)
+        sharing.laid_out(about.theta0, timed)
         parts = (lambda seed=seed: seed_rows(about, seed, timed) for seed in told.counted(usual.seeds, timed, "seeds"))
         found = list(sharing.until_done(parts))
         if not sharing.first():

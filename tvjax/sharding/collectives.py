@@ -32,7 +32,7 @@ def _read(text: str):
     own: dict[str, list] = defaultdict(list)
     calls: dict[str, list] = defaultdict(list)
     entry = name = ""
-    for line in text.splitlines():
+    for line in re.sub(r"/\*.*?\*/", "", text).splitlines():  # tuples are numbered in comments
         if (found := COMPUTATION.match(line)) and "=" not in line.partition("(")[0]:
             name = found[2]
             entry = name if found[1] else entry

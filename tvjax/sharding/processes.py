@@ -25,11 +25,12 @@ _numbers = itertools.count()
 _watch: "Watch | None" = None
 
 
-def start(where: str, *, timeout: float = TIMEOUT) -> None:
+def start(where: str, *, timeout: float = TIMEOUT, silence: float | None = None) -> None:
     """Joins the processes of a run; before any computation, and once.
 
     where: "auto" on SLURM, TPU pods and under Open MPI, or HOST:PORT,COUNT,INDEX with the address of process 0.
-    timeout: seconds within which all have come, and after which a silent one counts as dead.
+    timeout: seconds within which all have come. silence: seconds after which one that gives no sign of life counts as
+      dead; as many as `timeout` by default.
 
     Raises ValueError where the address is none, nobody answers there, or `auto` finds no cluster.
     """
@@ -41,7 +42,7 @@ def start(where: str, *, timeout: float = TIMEOUT) -> None:
         (_check_free if index == 0 else _wait_for)(address, timeout)
         _initialize(timeout, dict(coordinator_address=address, num_processes=count, process_id=index))
     if jax.process_count() > 1:
-        _watch = Watch(timeout)
+        _watch = Watch(timeout if silence is None else silence)
 
 
 def parsed(where: str) -> tuple[str, int, int]:
