@@ -120,11 +120,11 @@ def collected(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
 def side(row: np.ndarray, low, high) -> tuple[int, np.ndarray, np.ndarray, np.ndarray | None]:
     """(how many scores exceed `high`; which lie inside; these, and how often each came) for scores of one task."""
     below = row <= high
-    over = row.size - np.count_nonzero(below)
+    over = row.size - int(np.count_nonzero(below))
     within = np.logical_and(below, row >= low, out=below)
     if low != high:
         return over, within, row[np.flatnonzero(within)], None
-    times = np.count_nonzero(within)  # all that lies inside is this one score
+    times = int(np.count_nonzero(within))  # all that lies inside is this one score
     return over, within, np.array([high] if times else [], row.dtype), np.array([times] if times else [], np.int64)
 
 
