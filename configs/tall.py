@@ -6,6 +6,8 @@
     python -m tvjax.run --config=configs/tall.py:vision       # real digits; data as in configs/vision.py
     python -m tvjax.run --config=configs/tall.py:ia3          # task vectors of (IA)³'s factors, which begin at 1
     python -m tvjax.run --config=configs/tall.py:clip8        # published CLIPs: clip8, clip14, clip20; needs the hub
+    python -m tvjax.run --config=configs/tall.py:t5_7         # T5 on language tasks: t5_7, t5_8, t5_11; needs the hub
+    python -m tvjax.run --config=configs/tall.py:t5_7_ia3     # the same with (IA)³'s factors
     python -m tvjax.run --config=configs/tall.py:runlocal
 
 Protocol: fine-tuned models of 8, 14 and 20 tasks; λ of a task from 0.2 … 0.6 and α from 0, 0.1, …, 1, first maxima on
@@ -26,7 +28,8 @@ import runpy
 
 from ml_collections import ConfigDict
 
-OTHERS = ("minilm", "vision", "ia3", "clip8", "clip14", "clip20")
+OTHERS = ("minilm", "vision", "ia3", "clip8", "clip14", "clip20",
+          *(f"t5_{count}{kind}" for count in (7, 8, 11) for kind in ("", "_ia3")))
 SHARED = ("model", "suite", "sources", "tasks", "control", "counts", "seeds", "examples", "finetune", "finetuned",
           "batch", "data")  # what is taken from another config
 COUNTS = {"": (8,), "8": (8,), "14": (8, 14), "20": (8, 14, 20), "runlocal": (3,)}
@@ -34,7 +37,8 @@ COUNTS = {"": (8,), "8": (8,), "14": (8, 14), "20": (8, 14, 20), "runlocal": (3,
 
 def get_config(arg=""):
     if arg in OTHERS:
-        return factors() if arg == "ia3" else of_suite(arg)
+        config = get_config("8") if arg == "ia3" else of_suite(arg.removesuffix("_ia3"))
+        return with_factors(config, f"tall-{arg}") if arg.endswith("ia3") else config
     if arg not in COUNTS:
         raise ValueError(f"tall takes {', '.join(f':{name}' for name in (*COUNTS, *OTHERS) if name)}; got :{arg}")
     from tvjax.data import glyphs
@@ -102,25 +106,26 @@ def get_config(arg=""):
 
 def of_suite(arg):
     """The suite, model, data and recipe of another config, the masks and codecs of this file."""
-    config, count = get_config("8"), arg.removeprefix("clip")
-    file, its = {"minilm": ("minilm", "quick"), "vision": ("vision", "")}.get(arg, ("clip_merge", f"vit_b_32,{count}"))
+    config, (kind, _, count) = get_config("8"), arg.partition("_")
+    clips = f"vit_b_32,{arg.removeprefix('clip')}"
+    file, its = {"minilm": ("minilm", "quick"), "vision": ("vision", ""), "t5": ("language", f"t5,{count}")}.get(
+        kind, ("clip_merge", clips))
     theirs = runpy.run_path(str(pathlib.Path(__file__).with_name(f"{file}.py")))["get_config"](its)
     for name in SHARED:
         if name in theirs:
             config[name] = theirs[name]
     config.name = f"tall-{arg}"
     most = len(config.tasks)
-    config.tall.curve.counts = tuple(n for n in (2, 4, 8, 14, 20) if n <= most)
+    config.tall.curve.counts = tuple(sorted({n for n in (2, 4, 8, 14, 20) if n <= most} | {most}))
     config.tall.curve.orders = config.tall.curve.orders[-2:] if most < 8 else config.tall.curve.orders
     config.tall.nonoverlap = (most,) if arg == "vision" else ()
     return config
 
 
-def factors():
-    """Eight glyph tasks whose (IA)³ factors are tuned (arXiv:2205.05638), k = 1."""
-    config = get_config("8")
-    config.name = "tall-ia3"
-    config.finetune = ConfigDict(dict(config.finetune, lr=1e-2, weight_decay=0.0))
+def with_factors(config, name):
+    """The same with (IA)³'s factors (arXiv:2205.05638) tuned in place of the weights, k = 1."""
+    config.name = name
+    config.finetune = ConfigDict(dict(config.finetune, lr=1e-2 if config.suite == "glyphs" else 3e-3, weight_decay=0.0))
     config.tall.adapter = ConfigDict(dict(name="ia3"))
     config.tall.bases = tuple(ConfigDict(dict(base, k=1)) for base in config.tall.bases)
     config.tall.nonoverlap = ()

@@ -6,6 +6,7 @@
     python -m tvjax.run --config=configs/talos.py:sparsity   # 10 … 99 %, chosen by negation; 4 tasks, one seed
     python -m tvjax.run --config=configs/talos.py:minilm     # sentences under MiniLM, as configs/minilm.py:quick
     python -m tvjax.run --config=configs/talos.py:vision     # digits nobody made for us, as configs/vision.py
+    python -m tvjax.run --config=configs/talos.py:t5         # T5 on seven tasks, RTE as control; needs the hub
     python -m tvjax.run --config=configs/talos.py:8 --config.vectors=runs/glyphs-8   # standard task vectors, if it ran
     python -m tvjax.run --config=configs/talos.py:runlocal
 
@@ -30,8 +31,9 @@ import runpy
 
 from ml_collections import ConfigDict
 
-ARGUMENTS = ("8", "4", "ablations", "sparsity", "minilm", "vision", "runlocal")
-SUITES = {"minilm": ("minilm.py", "quick"), "vision": ("vision.py", "")}  # whose model, data and recipe are taken
+ARGUMENTS = ("8", "4", "ablations", "sparsity", "minilm", "vision", "t5", "runlocal")
+SUITES = {"minilm": ("minilm.py", "quick"), "vision": ("vision.py", ""),
+          "t5": ("language.py", "t5,7")}  # whose model, data and recipe are taken
 
 
 def get_config(arg="8"):

@@ -110,6 +110,16 @@ def test_bits_are_counted(done):
     assert bits_of["emr"]["bits"] == (64 + tasks) * trained + 32 * frozen + 32 * tasks
 
 
+def test_every_row_says_family_data_and_parameters(done):
+    _, rows, _ = done
+    judged = pick(rows, metric="accuracy", split="test", task="average", tasks=3)
+    assert {(row["family"], row["data"], row["seen"]) for row in judged} == {
+        ("glyphs, fine-tuned here", "none", "nothing")}
+    added = {row["method"]: row["added"] for row in judged}
+    trained = HIDDEN * FEATURES + HIDDEN
+    assert added["task_arithmetic"] == 0 and added["TALL + ties"] == -(-(32 + 3) * trained // 32) - trained
+
+
 def test_agreement_sums_to_one(done):
     _, rows, _ = done
     for by in ("all", "layer", "kind"):
@@ -261,7 +271,10 @@ def test_slips(change, sentence):
         tall_plan.tall_plan(given)
 
 
-def test_published_clips_take_their_models_from_the_config_that_merges_them():
+def test_models_of_the_hub_are_those_of_the_configs_that_merge_them():
+    made = runpy.run_path(str(ROOT / "configs" / "tall.py"))["get_config"]("t5_7_ia3")
+    assert made.suite == "questions" and len(made.tasks) == 7 and made.tall.adapter.name == "ia3"
+    assert made.name == "tall-t5_7_ia3" and {base.k for base in made.tall.bases} == {1}
     made = runpy.run_path(str(ROOT / "configs" / "tall.py"))["get_config"]("clip14")
     assert made.job == "tall" and len(made.tasks) == len(made.finetuned) == 14 and made.counts == (14,)
     assert made.tall.curve.counts == (2, 4, 8, 14) and made.tall.nonoverlap == () and made.suite == "vision"

@@ -77,7 +77,13 @@ def test_every_way_is_judged_alone_added_and_negated(run):
         assert found == set(labels), section
     merged = rows_of(rows, section="addition", merge="task_arithmetic", split="test", task="average")
     assert len(merged) == 2 * len(labels)
-    assert rows_of(rows, tuning="talos", merge="adamerging by tensor", split="test", task="average")
+    adapted = rows_of(rows, tuning="talos", merge="adamerging by tensor", split="test", task="average")
+    assert {(row["data"], row["seen"]) for row in adapted} == {("unlabelled", "unlabelled val inputs")}
+    from tvjax.reports.talos import additions
+    plain, other = additions(rows).items()
+    assert other[0].startswith("task addition that adapts to unlabelled val inputs")
+    assert other[1].columns == ("fine-tuning", "adamerging by tensor")
+    assert "adamerging by tensor" not in plain[1].columns
 
 
 def test_shares_that_may_move(run):

@@ -13,6 +13,7 @@ from tvjax import compression, evaluation, tree, vectors
 from tvjax.compression import agreement, encoded, sizes
 from tvjax.compression import bits as packed
 from tvjax.experiment import adapted, merges, planning, rows
+from tvjax.experiment.columns import columns
 from tvjax.experiment.study import SPLITS, Bench
 from tvjax.experiment.tall_plan import Base, Coded
 
@@ -77,10 +78,12 @@ def _base(bench, base: Base, tasks, taus, anchors, counted) -> list[dict]:
 
 
 def weights(state, counted: sizes.Counts) -> dict[str, float]:
-    """Bits for each trained weight and task of a state: by its numbers, and as its arrays are stored."""
-    stored = 8 * compression.stored_bytes(state)
-    return {"bits_per_weight": sizes.per_weight(compression.count_bits(state), counted),
-            "stored_bits_per_weight": sizes.per_weight(stored, counted)}
+    """Bits for each trained weight and task of a state: by its numbers, and as its arrays are stored; `added`: what it
+    holds beyond one merged model, in numbers of 32 bits."""
+    stored, bits = 8 * compression.stored_bytes(state), compression.count_bits(state)
+    return {"bits_per_weight": sizes.per_weight(bits, counted),
+            "stored_bits_per_weight": sizes.per_weight(stored, counted),
+            "added": max(0, -(-bits // sizes.FLOAT) - counted.trained)}
 
 
 def localise(bench: Bench, base: Base, tasks, taus) -> Localised:
@@ -138,7 +141,8 @@ def _codec(bench, one: Coded, tasks, taus, anchors, counted) -> list[dict]:
 def judged_rows(bench: Bench, tasks, method: str, section: str, accuracy, anchors, bits: int, **more) -> list[dict]:
     """Rows of accuracies with `section`, the collection's `bits` and those with heads; says the average."""
     heads = sum(int(bench.about.heads[task].size) for task in tasks)
-    more = {"section": section, "bits": bits, "bits_with_heads": bits + sizes.FLOAT * heads, **more}
+    more = {"section": section, "bits": bits, "bits_with_heads": bits + sizes.FLOAT * heads,
+            **columns(bench.usual, data="none"), **more}
     shared = rows.common(bench.usual, tasks, bench.seed)
     test = accuracy["test"]
     bench.say(f"{method}, {len(tasks)} tasks, seed {bench.seed}: test {100 * evaluation.absolute(test):.1f} % "

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tvjax import adapters, calibration, evaluation, learning, tree, vectors
 from tvjax.experiment import adapted, finetune, merges, negation, rows
+from tvjax.experiment.columns import columns
 from tvjax.experiment.study import SPLITS, Bench
 from tvjax.experiment.talos_plan import ADAPTERS, Tuning
 from tvjax.experiment.talos_tuning import recipe, tuned
@@ -96,8 +97,9 @@ def _judged_rows(bench: Bench, label: str, merge: str, accuracy, single, **more)
     test = accuracy["test"]
     bench.say(f"{label} + {merge}, seed {bench.seed}: test {100 * evaluation.absolute(test):.1f} % "
               f"({100 * evaluation.normalised(test, single['test']):.1f} % normalised)")
+    about = {**columns(bench.usual, data="none"), **more}
     return rows.accuracies(bench.common(bench.usual.tasks), f"{label} + {merge}", accuracy, single, section="addition",
-                           tuning=label, merge=merge, **more)
+                           tuning=label, merge=merge, **about)
 
 
 def adamerging_rows(bench: Bench, one: Way) -> list[dict]:
@@ -109,7 +111,8 @@ def adamerging_rows(bench: Bench, one: Way) -> list[dict]:
                                         steps=options["steps"], batch=options["batch"], seed=bench.seed)
     theta = adamerging.merged(about.theta0, held, adapted.coefficients)
     accuracy = {split: bench.measure(theta, tasks, split) for split in SPLITS}
-    return _judged_rows(bench, one.tuning.label, f"adamerging by {options['by']}", accuracy, one.single)
+    about = columns(bench.usual, data="unlabelled", seen="unlabelled val inputs")
+    return _judged_rows(bench, one.tuning.label, f"adamerging by {options['by']}", accuracy, one.single, **about)
 
 
 def negated(bench: Bench, one: Way) -> dict[str, negation.Negated]:

@@ -18,7 +18,7 @@ def sections(run) -> list[Section]:
     """The sections for which there are rows."""
     rows = run.rows
     made = [Section("Addition and negation", NOTE, {
-        "task addition: absolute (normalised) test accuracy (%)": addition(rows),
+        **additions(rows),
         "task negation, test accuracy (%)": negation(rows),
         "one task at a time": single(rows), **_rates(rows)}, {"single accuracy by task": single_bars(rows)}, (FORGET,))]
     builders = {"sweep": _sweep, "masks": _masks, "pruning": _sensitivity, "localisation": _localisation,
@@ -36,9 +36,19 @@ def of(rows, section: str, **equals) -> list[dict]:
     return results.select([row for row in rows if row.get("section") == section], **equals)
 
 
-def addition(rows) -> results.Table:
+def additions(rows) -> dict[str, results.Table]:
+    """A table of addition for each kind of data that merging saw: {caption: table}."""
+    mine = [{"data": "none", "seen": "nothing", **row} for row in of(rows, "addition", split="test", task="average")]
+    found = {}
+    for data, seen in dict.fromkeys((row["data"], row["seen"]) for row in mine if row["metric"] != "trace"):
+        caption = "task addition" + ("" if data == "none" else f" that adapts to {seen}")
+        some = [row for row in mine if (row["data"], row["seen"]) == (data, seen)]
+        found[f"{caption}: absolute (normalised) test accuracy (%)"] = addition(some)
+    return found
+
+
+def addition(mine) -> results.Table:
     """Ways of fine-tuning by merge: absolute and, in brackets, normalised."""
-    mine = of(rows, "addition", split="test", task="average")
     heads = list(dict.fromkeys(row["merge"] for row in mine))
     return results.Table(("fine-tuning", *heads), tuple(
         (way, *(_pair(mine, way, merge) for merge in heads)) for way in dict.fromkeys(row["tuning"] for row in mine)))
