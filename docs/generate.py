@@ -9,8 +9,8 @@ ROOT = pathlib.Path(__file__).parents[1]
 MODULES = (
     "tvjax.vectors", "tvjax.tree", "tvjax.merging", "tvjax.tangent", "tvjax.checkpoints", "tvjax.compression",
     "tvjax.compression.building", "tvjax.compression.encoded", "tvjax.compression.store", "tvjax.compression.switch",
-    "tvjax.calibration", "tvjax.sharding", "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk", "tvjax.results",
-    "tvjax.merging.compat",
+    "tvjax.calibration", "tvjax.sharding", "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk",
+    "tvjax.results", "tvjax.merging.compat",
 )
 PROMPT = ">>> "
 

@@ -27,7 +27,8 @@ TRACK = flags.DEFINE_string("track", None, "Where rows are sent as well: wandb:P
 DISTRIBUTED = flags.DEFINE_string(
     "distributed", None, "Joins other processes: auto (SLURM, TPU pods, Open MPI), or HOST:PORT,COUNT,INDEX")
 TIMEOUT = flags.DEFINE_float(
-    "timeout", 60.0, "Seconds for processes to meet, and after which a silent one counts as dead", lower_bound=1)
+    "timeout", 60.0, "Seconds after which a silent process counts as dead; to meet, all have as many, at least 60",
+    lower_bound=1)
 SLIP = 2  # the exit code
 
 
@@ -54,7 +55,8 @@ def join(argv):
     if where := argument(argv, "distributed"):
         from tvjax import sharding
         try:
-            sharding.start(where, timeout=float(argument(argv, "timeout") or TIMEOUT.default))
+            silence = float(argument(argv, "timeout") or TIMEOUT.default)
+            sharding.start(where, timeout=max(silence, TIMEOUT.default), silence=silence)
         except ValueError as error:
             stop(error)
 

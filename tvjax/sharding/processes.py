@@ -4,10 +4,12 @@ JAX's own coordination service does all of it. It ends a process whose peer died
 watch stands before it: each process tells the service every second that it lives, and one that no longer hears another
 ends with one sentence.
 """
+import ctypes
 import itertools
 import json
 import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -22,7 +24,9 @@ TIMEOUT = 60.0  # seconds without a sign of life
 DIED = 3  # the exit code of a process whose peer is gone
 AGES = 7 * 24 * 3600 * 1000  # milliseconds: waiting has no end of its own, the watch has
 _numbers = itertools.count()
+AGAIN = "it died or is cut off; start all again, what is done is kept"
 _watch: "Watch | None" = None
+_kept: list = []  # what C calls back may not be collected
 
 
 def start(where: str, *, timeout: float = TIMEOUT, silence: float | None = None) -> None:
@@ -43,6 +47,8 @@ def start(where: str, *, timeout: float = TIMEOUT, silence: float | None = None)
         _initialize(timeout, dict(coordinator_address=address, num_processes=count, process_id=index))
     if jax.process_count() > 1:
         _watch = Watch(timeout if silence is None else silence)
+        if jax.process_index():
+            _speak_before_abort()
 
 
 def parsed(where: str) -> tuple[str, int, int]:
@@ -222,8 +228,7 @@ class Watch:
             for other, (beat, silent) in list(self.heard.items()):
                 self.heard[other] = beat, silent + gap
                 if silent + gap > self.timeout and not self.stopped.is_set():
-                    end(f"process {other} has not been heard of for {self.timeout:g} s: it died or is cut off; start "
-                        "all again, what is done is kept")
+                    end(f"process {other} has not been heard of for {self.timeout:g} s: {AGAIN}")
 
 
 def _value(key: str) -> str | None:
@@ -233,6 +238,25 @@ def _value(key: str) -> str | None:
         if "NOT_FOUND" in str(error):
             return None
         raise
+
+
+def _speak_before_abort() -> None:
+    """Where process 0 is gone, and JAX's service with it, JAX calls abort(): after what it says comes one sentence."""
+    from jax._src import distributed
+    address = distributed.global_state.coordinator_address
+
+    def last(number):
+        try:
+            socket.create_connection(_split(address), timeout=2).close()
+        except OSError:
+            end(f"process 0, where all meet ({address}), is gone: {AGAIN}")
+        os._exit(128 + number)
+    if os.name == "posix":
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(last)  # Python's own handlers do not run inside of abort()
+        _kept.append(handler)
+        libc = ctypes.CDLL(None)
+        libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        libc.signal(signal.SIGABRT, ctypes.cast(handler, ctypes.c_void_p))
 
 
 def finish() -> None:
