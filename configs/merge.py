@@ -46,6 +46,8 @@ def get_config(arg="ties"):
         vocabulary="refuse",          # embeddings of other lengths: refuse, base (its rows), backbone (keep them)
         compute_dtype="float32",      # or float64
         out_dtype="base",             # each tensor's in the base, or float32, float16, bfloat16
+        output="model",               # or task_vector (the merged step alone), lora (the step as an adapter of PEFT)
+        rank=16,                      # of that adapter, at most
         max_shard_size="5GB",
         allow_nonfinite=False,        # merge NaN and infinities all the same
         mesh=dict(data=1, model=1, rules=()),  # data: devices of this process that take pieces side by side

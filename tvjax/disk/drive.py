@@ -6,19 +6,20 @@ import hashlib
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvjax.disk import ledger, sharing
-from tvjax.disk.deltas import BLOCK, Deltas, widened
+from tvjax.disk import finite, ledger, sharing
+from tvjax.disk.deltas import BLOCK, Deltas, Zero, widened
 from tvjax.disk.match import Matched
+from tvjax.disk.outputs import Outputs, factors
 from tvjax.disk.readers import Opened
 from tvjax.disk.writers import Growing, Shard
-from tvjax.merging import crewed, engine, plan, streamed
+from tvjax.merging import crewed, engine, streamed
 from tvjax.merging.crew import Crew
 from tvjax.merging.operator import Operator
 
@@ -35,6 +36,7 @@ class Task(NamedTuple):
     models: dict[str, Opened]
     matched: Matched
     files: list[Shard]
+    outputs: Outputs
     allow_nonfinite: bool
     head: dict[str, Any]  # the ledger's first line
     brief: bool = False  # whether the ledger tells no more than is needed to go on
@@ -50,7 +52,9 @@ def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, A
     done = ledger.still_there(past, work, files) if past else {}
     rest = [name for shard in files for name in shard.tensors if name not in done]
     job, statistics = None, past.statistics if past else ""
-    needed = any(name not in task.matched.copied for name in rest)
+    needed = any(name not in task.matched.copied for name in rest) or bool(task.outputs.left)
+    if task.crew is not None and task.outputs.kind == "lora":
+        raise ValueError("an adapter is extracted by one device of one process")
     if needed if task.crew is None else any(task.crew.exchange(needed)):
         job = _prepared(task, data)
         statistics = ledger.hash_of_values(job.values)
@@ -69,8 +73,8 @@ def _prepared(task: Task, data: Mapping[str, Any]) -> streamed.Run:
     hashes = engine.task_hashes(list(task.models), len(task.models))
     data = engine.check_data(task.operator, data, task.matched.merged)
     if task.crew is not None:
-        return crewed.prepare(task.operator, task.source, hashes, data, task.crew, _check(task))
-    return streamed.prepare(task.operator, task.source, hashes, data, _check(task))
+        return crewed.prepare(task.operator, task.source, hashes, data, task.crew, finite.check(task))
+    return streamed.prepare(task.operator, task.source, hashes, data, finite.check(task))
 
 
 def _finished(task: Task, job, names):
@@ -78,22 +82,33 @@ def _finished(task: Task, job, names):
 
 
 def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger, done) -> None:
-    names = [name for name in shard.tensors if name not in done]
-    if not names and (work / shard.name).exists():
+    rest = [name for name in shard.tensors if name not in done]
+    if not rest and (work / shard.name).exists() and not task.outputs.left:
         return
+    copied, merged = _sorted(task, shard, set(rest))
     growing = Growing(work, shard)
     try:
         with Sink(task, growing, lines) as sink:
-            for name in names:
-                if name in task.matched.copied:
-                    sink.copy(name)
-            merged = [name for name in names if name not in task.matched.copied]
+            for name in copied:
+                sink.copy(name)
             for made in _finished(task, job, merged) if merged and job else ():
                 sink.put(made)
     except BaseException:
         growing.close()
         raise
     growing.finish()
+
+
+def _sorted(task: Task, shard: Shard, rest: set[str]) -> tuple[list[str], list[str]]:
+    """The base's tensors to copy and those to merge for a shard, of which the tensors `rest` are still to be written.
+
+    What an adapter cannot hold is merged all the same, to be told.
+    """
+    if task.outputs.kind != "lora":
+        return [n for n in shard.tensors if n in rest and n in task.matched.copied], \
+               [n for n in shard.tensors if n in rest and n not in task.matched.copied]
+    held = [name for name in task.outputs.modules if rest & {*task.outputs.names(name)}]
+    return [], [*held, *task.outputs.left]
 
 
 class Sink:
@@ -108,6 +123,7 @@ class Sink:
         self.untold: deque[tuple[dict, list[Future], dict[str, Future]]] = deque()
         self.digest = hashlib.sha256()
         self.sums: list[Future] = []
+        self.gathered: np.ndarray | None = None  # the step of a tensor that is taken apart
 
     def __enter__(self):
         return self
@@ -150,29 +166,62 @@ class Sink:
         taus = np.asarray(made.origin).reshape(self.task.source.tasks, -1)
         for start in range(0, delta.size, BLOCK):
             step, stop = delta[start : start + BLOCK], min(start + BLOCK, delta.size)
-            self._merge(name, made.start + start, step)
+            self._take(name, made.start + start, step)
             if self.task.brief:
                 continue
             self.sums.append(self.teller.submit(ledger.sums, taus[:, start:stop], step))
             if len(self.sums) > QUEUE:
                 self.sums[-QUEUE].result()  # lest pieces heap up
         if made.stop == size:
-            self.untold[-1][0].update(self._line(name))
+            self.untold[-1][0].update(self._line(name) if self.gathered is None else self._factored(name))
             self._tell(LINES)
 
-    def _merge(self, name: str, start: int, step: np.ndarray) -> None:
-        dtype, info = self.task.source.dtypes[name], self.growing.shard.tensors[name]
+    def _take(self, name: str, start: int, step: np.ndarray) -> None:
+        """Entries of the step from `start` on: into the file, or to the others of a tensor that is taken apart."""
+        dtype, kind, base = self.task.source.dtypes[name], self.task.outputs.kind, self.task.base
         step = step.astype(dtype, copy=False)
-        base = widened(self.task.base.read(name, start, start + step.size), dtype)
+        if kind != "model" and isinstance(base, Zero):  # the operator made a model, not a step
+            step = step - widened(base.base.read(name, start, start + step.size), dtype)
+        if kind == "lora":
+            if start == 0:
+                self.gathered = np.empty(self.task.source.base.tensors[name].size, dtype)
+            assert self.gathered is not None
+            self.gathered[start : start + step.size] = step
+        else:
+            self._merge(name, start, step, 0 if kind == "task_vector" else
+                        widened(base.read(name, start, start + step.size), dtype))
+
+    def _merge(self, name: str, start: int, step: np.ndarray, base) -> None:
+        info = self.growing.shard.tensors[name]
         with np.errstate(over="ignore", invalid="ignore"):
-            wide = np.add(base, step, dtype=dtype)
+            wide = np.add(base, step, dtype=step.dtype)
             made = wide.astype(info.dtype, copy=False)
         if not self.task.allow_nonfinite and not np.isfinite(made).all():
             at = int(np.flatnonzero(~np.isfinite(made))[0])
-            where = _entry(name, start + at, info.shape)
+            where = finite.entry(name, start + at, info.shape)
             raise ValueError(f"{where} becomes {wide[at]:g}, more than {info.dtype.name} holds: choose a wider "
                              "out_dtype, or set allow_nonfinite")
         self._write(name, start, made)
+
+    def _factored(self, name: str) -> dict[str, Any]:
+        """Writes the factors of a gathered step; the line of the first of them, or of what is left out."""
+        step, self.gathered = self.gathered, None
+        assert step is not None
+        size = float(np.linalg.norm(step.astype(np.float64)))
+        if name not in self.task.outputs.modules:
+            return {"left_out": name, "change_norm": size, "residual_norm": size}
+        module = self.task.outputs.modules[name]
+        dtypes = [self.growing.shard.tensors[part].dtype for part in module.names]
+        made, rest = factors(step.reshape(module.shape), module, dtypes)
+        lines = []
+        for part, x in zip(module.names, made, strict=True):
+            if not self.task.allow_nonfinite and not np.isfinite(x).all():
+                raise ValueError(f"the factors of {name} are more than {x.dtype.name} holds: choose a wider out_dtype")
+            self.digest = hashlib.sha256()
+            self._write(part, 0, np.ascontiguousarray(x).reshape(-1))
+            lines.append(self._line(part))
+        self.untold.append((lines[1], [], {}))
+        return lines[0] | {"of": name, "rank": module.rank, "change_norm": size, "residual_norm": rest}
 
     def _write(self, name: str, start: int, made: np.ndarray) -> None:
         self.digest.update(np.atleast_1d(made).view(np.uint8).data)
@@ -202,7 +251,7 @@ class Sink:
         """Adds the lines of tensors all of whose numbers are there; of all but `most` in any case."""
         while self.untold:
             line, parts, hashes = self.untold[0]
-            ready = "tensor" in line and all(future.done() for future in [*parts, *hashes.values()])
+            ready = line and all(future.done() for future in [*parts, *hashes.values()])
             if not ready and len(self.untold) <= most:
                 return
             if parts:
@@ -213,36 +262,6 @@ class Sink:
                 line |= ledger.told(total) | {"base_sha256": inputs.pop(""), "model_sha256": inputs}
             self.lines.add(line)
             self.untold.popleft()
-
-
-# ---------------------------------------------------------------- what is not finite
-def _check(task: Task) -> Callable[[Any, plan.Leaf], None]:
-    """The engine's check: names the model, the tensor and the first entry that is not finite."""
-
-    def check(finite, leaf: plan.Leaf) -> None:
-        if not task.allow_nonfinite and not finite:
-            raise ValueError(_culprit(task, leaf.name))
-
-    return check
-
-
-def _culprit(task: Task, name: str) -> str:
-    every = [("the base", task.base, name)]
-    for (label, model), places in zip(task.models.items(), task.source.places, strict=True):
-        every.append((label, model, places[name].name))
-    for label, model, theirs in every:
-        info = model.tensors[theirs]
-        for start in range(0, info.size, BLOCK):
-            x = model.read(theirs, start, min(start + BLOCK, info.size))
-            if (bad := np.flatnonzero(~np.isfinite(x))).size:
-                at = int(bad[0])
-                return (f"{_entry(theirs, start + at, info.shape)} of {label} is {float(x[at]):g}; a merge would "
-                        "spread it (allow_nonfinite merges all the same)")
-    return f"{name}: the differences between models and base are more than float32 holds"
-
-
-def _entry(name: str, at: int, shape: tuple[int, ...]) -> str:
-    return f"{name}{[int(i) for i in np.unravel_index(at, shape)]}" if shape else name
 
 
 class Counter:

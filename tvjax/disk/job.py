@@ -7,7 +7,7 @@ from typing import Any
 from tvjax.disk import data, merge, moving, push, recipe
 
 FIELDS = ("only", "exclude", "missing", "extra", "heads", "vocabulary", "compute_dtype", "out_dtype", "max_shard_size",
-          "allow_nonfinite", "code")
+          "allow_nonfinite", "code", "output", "rank")
 
 
 def run(config: Any, *, say: Callable[[str], Any] = print, command: str = "") -> Path | None:

@@ -68,6 +68,11 @@ def read(path: Path) -> Past | None:
     return Past(lines[0], statistics, {line["tensor"]: line for line in rest if "tensor" in line and "sha256" in line})
 
 
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """All whole lines of a folder's ledger, as they were written."""
+    return [json.loads(text) for text in (folder / NAME).read_text(encoding="utf-8").splitlines()]
+
+
 def parts(folder: Path) -> list[Path]:
     """The ledgers of the processes that share a merge, but the first's."""
     return sorted(folder.glob("ledger-*.jsonl"))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tvjax import checkpoints, sharding
-from tvjax.disk import cards, drive, planning, recipe, sharing, workdir, writers
+from tvjax.disk import cards, drive, outputs, planning, recipe, sharing, workdir, writers
 from tvjax.disk import ledger as ledgers
 from tvjax.disk.deltas import Deltas, Zero
 from tvjax.disk.headers import DTYPES
@@ -89,6 +89,8 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
             if first:
                 sharing.join(ready.work, ready.task.files)
                 _finish(ready, command or shlex.join(["python", *sys.argv]))
+                for line in residual(ready, ready.out):
+                    say(line)
         sharding.barrier("merge finished")
     say(f"written: {ready.out}")
     return ready.out
@@ -128,17 +130,17 @@ class prepare:
         source = Deltas(base, list(models.values()), matched.places, matched.merged, self.counter)
         if recipe_.compute_dtype == "float64":
             source.dtypes = dict.fromkeys(source.dtypes, DTYPES["F64"])
-        outputs = _outputs(recipe_, base, matched)
-        total = sum(info.nbytes for info in outputs.values())
-        files = writers.shards(outputs, sharing.most_bytes(writers.size_in_bytes(recipe_.max_shard_size), total))
-        side, notes = cards.side_files(base, models, recipe_)
+        made = outputs.outputs(recipe_.output, recipe_.rank, base, models, matched)
+        files = _files(recipe_, outputs.tensors(made, recipe_.out_dtype, base, matched))
+        side, notes = _beside(recipe_, made, base, models)
         matched.notes.extend(notes)
         inputs = {label: dict(opened.identity) for label, opened in {"": base, **models}.items()}
         versions = planning.versions()
         versions |= {f"data {name}": checkpoints.content_hash(given) for name, given in (data or {}).items()}
         head = {"merge": recipe.identity(recipe_, inputs, versions), "inputs": inputs, "versions": versions}
-        task = drive.Task(operator, source, base, models, matched, files, recipe_.allow_nonfinite, head)
-        return Ready(recipe_, *place, task, planning.plan(operator, source, matched, files, place[0]), side, notes)
+        task = drive.Task(operator, source, base, models, matched, files, made, recipe_.allow_nonfinite, head)
+        plan = planning.plan(operator, source, matched, files, place[0], made)
+        return Ready(recipe_, *place, task, plan, side, notes)
 
     def _open(self, recipe_: Recipe) -> tuple[Opened, dict[str, Opened]]:
         found, problems = {}, []
@@ -153,13 +155,20 @@ class prepare:
         return found.pop(""), found
 
 
-def _outputs(recipe_: Recipe, base: Opened, matched) -> dict[str, TensorInfo]:
-    """What the output holds: the base's tensors but the tied ones, in its dtypes or in the one asked for."""
-    kinds = {dtype.name: dtype for dtype in DTYPES.values()}
-    chosen = kinds.get(recipe_.out_dtype)
-    kept = {name: base.tensors[name] for name in (*matched.merged, *matched.copied)}
-    cast = set(matched.merged) if chosen else set()
-    return {name: TensorInfo(info.shape, chosen) if chosen and name in cast else info for name, info in kept.items()}
+def _files(recipe_: Recipe, tensors: Mapping[str, TensorInfo]) -> list[writers.Shard]:
+    """The files to write; an adapter is one, since PEFT knows no shards."""
+    most, total = writers.size_in_bytes(recipe_.max_shard_size), sum(info.nbytes for info in tensors.values())
+    most = total if recipe_.output == "lora" else sharing.most_bytes(most, total)
+    return writers.shards(tensors, most, outputs.STEMS[recipe_.output], outputs.METADATA[recipe_.output])
+
+
+def _beside(recipe_: Recipe, made: outputs.Outputs, base: Opened, models) -> tuple[dict[str, bytes], list[str]]:
+    """({file beside the weights: content}, notes)."""
+    if recipe_.output == "model":
+        return cards.side_files(base, models, recipe_)
+    if recipe_.output == "task_vector":
+        return {}, ["this is no model: add it to the base, as θ0 + scale·τ"]
+    return outputs.adapter_config(made, recipe_.rank, base), []
 
 
 def _check_room(ready: Ready, past) -> None:
@@ -191,11 +200,12 @@ def _finish(ready: Ready, command: str) -> None:
     """The files beside the shards, a look at the whole, and the directory's name."""
     task, work = ready.task, ready.work
     if len(task.files) > 1:
-        workdir.write_whole(work / "model.safetensors.index.json", writers.index(task.files).encode())
+        stem = outputs.STEMS[ready.recipe.output]
+        workdir.write_whole(work / f"{stem}.safetensors.index.json", writers.index(task.files).encode())
     for name, content in ready.side.items():
         workdir.write_whole(work / name, content)
     text = cards.card(ready.recipe, task.base, task.models, task.matched, command=command,
-                      versions=task.head["versions"], notes=ready.notes)
+                      versions=task.head["versions"], notes=[*ready.notes, *residual(ready, work)])
     workdir.write_whole(work / "README.md", text.encode())
     workdir.write_whole(work / recipe.NAME, recipe.to_yaml(ready.recipe).encode())
     _look(work, task)
@@ -204,9 +214,16 @@ def _finish(ready: Ready, command: str) -> None:
     writers.sync_folder(ready.out.parent)
 
 
+def residual(ready: Ready, folder: Path) -> list[str]:
+    """What an adapter leaves out, in a sentence; nothing for other outputs."""
+    said = outputs.residual(ledgers.lines(folder), ready.recipe.rank) if ready.recipe.output == "lora" else ""
+    return [said] if said else []
+
+
 def _look(work: Path, task: drive.Task) -> None:
     """Opens what was written as any reader would."""
-    made = open_checkpoint(work)
+    stem = outputs.STEMS[task.outputs.kind]
+    made = open_checkpoint(work / f"{stem}.safetensors{'.index.json' if len(task.files) > 1 else ''}")
     made.close()
     wanted = {name: info for shard in task.files for name, info in shard.tensors.items()}
     past = ledgers.read(work / ledgers.NAME)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from tvjax import tree
 from tvjax.disk.deltas import Deltas
 from tvjax.disk.match import Matched
+from tvjax.disk.outputs import Outputs
 from tvjax.disk.readers import Opened, TensorInfo
 from tvjax.disk.writers import Shard, free_bytes
 from tvjax.merging import counting, ranking, streamed
@@ -16,6 +17,7 @@ from tvjax.merging.statistics import Kth
 
 START = 300 << 20  # bytes that Python, NumPy and JAX take by themselves
 PIECES = 4 * streamed.AHEAD + 8  # that are read, computed or written at a time, over all threads
+FACTORED = 48  # bytes an entry of a matrix that is taken apart: itself, its transpose and Gram matrix in float64
 SPEED = 1e9  # bytes a second, for the guess of the time
 
 
@@ -34,14 +36,17 @@ class Plan(NamedTuple):
         return self.bytes_once * self.passes + self.bytes_copied
 
 
-def plan(operator: Operator, source: Deltas, matched: Matched, files: Sequence[Shard], out: Path) -> Plan:
+def plan(operator: Operator, source: Deltas, matched: Matched, files: Sequence[Shard], out: Path,
+         made: Outputs) -> Plan:
     """The plan of a merge; nothing is read for it."""
     once = sum(source.base.tensors[name].nbytes for name in matched.merged)
     for model, places in zip(source.models, matched.places, strict=True):
         once += sum(at.entries * model.tensors[at.name].dtype.itemsize for at in places.values())
-    copied = sum(source.base.tensors[name].nbytes for name in matched.copied)
+    copied = sum(source.base.tensors[name].nbytes for name in matched.copied) if made.kind == "model" else 0
+    factored = max((math.prod(module.shape) for module in made.modules.values()), default=0)
     written = sum(shard.size for shard in files)
-    return Plan(once, counting.passes(operator), copied, written, START + memory(operator, source), free_bytes(out))
+    peak = START + memory(operator, source) + FACTORED * factored
+    return Plan(once, counting.passes(operator), copied, written, peak, free_bytes(out))
 
 
 def memory(operator: Operator, source: Deltas) -> int:

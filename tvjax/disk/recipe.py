@@ -27,6 +27,7 @@ class Recipe:
     only, exclude: regular expressions of the base's tensors to merge, and not to. missing, extra, heads, vocabulary:
     see `match`. compute_dtype: float32 or float64. out_dtype: "base" or a dtype for all merged tensors. max_shard_size:
     of an output file. allow_nonfinite: merge what holds NaN or infinities. code: "refuse" or "copy" Python files.
+    output: a "model", the merged step as a "task_vector", or as a "lora" adapter of at most this `rank`.
     origin: what task vectors start from, the "base" or "zero" (models themselves are combined, the base gives names,
     dtypes and what is not merged).
     """
@@ -46,6 +47,8 @@ class Recipe:
     max_shard_size: str | int = "5GB"
     allow_nonfinite: bool = False
     code: str = "refuse"
+    output: str = "model"
+    rank: int = 16
     origin: str = "base"
 
     def __post_init__(self):
@@ -54,6 +57,9 @@ class Recipe:
         choice("compute_dtype", self.compute_dtype, ("float32", "float64"))
         choice("out_dtype", self.out_dtype, ("base", "float32", "float16", "bfloat16", "float64"))
         choice("code", self.code, ("refuse", "copy"))
+        choice("output", self.output, ("model", "task_vector", "lora"))
+        if type(self.rank) is not int or self.rank < 1:
+            raise ValueError(f"rank is a whole number from 1 on; got {self.rank!r}")
         choice("origin", self.origin, ("base", "zero"))
         if not self.base:
             raise ValueError("a merge needs a base, the pretrained model: give a directory or a hub id")

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from tvjax.disk.readers import TensorInfo
 
 STEM = "model"
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+NOTHING: Mapping[str, str] = MappingProxyType({})
 METADATA = {"format": "pt"}  # without it, transformers refuses a file
 
 
@@ -46,10 +48,12 @@ def size_in_bytes(text: int | str) -> int:
     return size
 
 
-def shards(tensors: Mapping[str, TensorInfo], most: int) -> list[Shard]:
+def shards(tensors: Mapping[str, TensorInfo], most: int, stem: str = STEM,
+           about: Mapping[str, str] = NOTHING) -> list[Shard]:
     """The files for these tensors, each of at most `most` bytes of tensors unless a single one is larger.
 
     Tensors stay in natural order from file to file; inside a file wider dtypes come first, so that all are aligned.
+    stem: of the files' names. about: metadata of each file.
     """
     groups: list[dict[str, TensorInfo]] = [{}]
     room = most
@@ -60,13 +64,13 @@ def shards(tensors: Mapping[str, TensorInfo], most: int) -> list[Shard]:
         groups[-1][name] = tensors[name]
         room -= tensors[name].nbytes
     alone = len(groups) == 1
-    names = [f"{STEM}{'' if alone else f'-{i + 1:05}-of-{len(groups):05}'}.safetensors" for i in range(len(groups))]
-    return [_shard(name, group) for name, group in zip(names, groups, strict=True)]
+    names = [f"{stem}{'' if alone else f'-{i + 1:05}-of-{len(groups):05}'}.safetensors" for i in range(len(groups))]
+    return [_shard(name, group, {**about, **METADATA}) for name, group in zip(names, groups, strict=True)]
 
 
-def _shard(name: str, group: dict[str, TensorInfo]) -> Shard:
+def _shard(name: str, group: dict[str, TensorInfo], about: dict[str, str]) -> Shard:
     ordered = dict(sorted(group.items(), key=lambda pair: -pair[1].dtype.itemsize))  # stable: natural order inside
-    header = encode_header({key: (info.dtype, info.shape) for key, info in ordered.items()}, METADATA)
+    header = encode_header({key: (info.dtype, info.shape) for key, info in ordered.items()}, about)
     begins, at = {}, len(header)
     for key, info in ordered.items():
         begins[key] = at
