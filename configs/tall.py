@@ -123,9 +123,12 @@ def of_suite(arg):
 
 
 def with_factors(config, name):
-    """The same with (IA)³'s factors (arXiv:2205.05638) tuned in place of the weights, k = 1."""
+    """The same with (IA)³'s factors (arXiv:2205.05638) tuned in place of the weights, k = 1.
+
+    Their rate on glyphs is the best of 0.003, 0.01, 0.03 and 0.1 on validation data of two tasks (100 steps).
+    """
     config.name = name
-    config.finetune = ConfigDict(dict(config.finetune, lr=1e-2 if config.suite == "glyphs" else 3e-3, weight_decay=0.0))
+    config.finetune = ConfigDict(dict(config.finetune, lr=0.1 if config.suite == "glyphs" else 3e-3, weight_decay=0.0))
     config.tall.adapter = ConfigDict(dict(name="ia3"))
     config.tall.bases = tuple(ConfigDict(dict(base, k=1)) for base in config.tall.bases)
     config.tall.nonoverlap = ()

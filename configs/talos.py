@@ -56,7 +56,7 @@ def get_config(arg="8"):
             group(name="top_sensitivity"),
             group(name="attention"),
             group(name="bitfit"),
-            group(name="ia3", lr=1e-2),
+            group(name="ia3", lr=0.1),
             group(name="lora", lr=1e-3),
         ),
         "sparsity": (group(name="full"), group(name="talos")),
