@@ -43,7 +43,8 @@ def get_config(arg="ties"):
         missing="refuse",             # tensors that a model lacks: refuse, or base (keep the base's)
         extra="refuse",               # tensors that the base lacks: refuse, or ignore
         heads="base",                 # heads that differ: base (keep the base's), or refuse
-        vocabulary="refuse",          # embeddings of other lengths: refuse, base (its rows), backbone (keep them)
+        vocabulary="refuse",          # embeddings of other lengths: refuse, base (its rows), backbone (keep them),
+                                      # union (the tokens of all; needs tokenizer.json beside the weights)
         compute_dtype="float32",      # or float64
         out_dtype="base",             # each tensor's in the base, or float32, float16, bfloat16
         output="model",               # or task_vector (the merged step alone), lora (the step as an adapter of PEFT)

@@ -164,7 +164,7 @@ def test_the_command_plans_and_merges(get_config, tmp_path, capsys):
     config.merge.density = 0.5
     before = sorted(path.name for path in tmp_path.iterdir())
     assert run.run(config, say=print) is None
-    assert "to read: 840 bytes (4 passes over 204 bytes)" in capsys.readouterr().out
+    assert "to read: 432 bytes (2 passes over 204 bytes)" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == before
     config.plan = False
     assert run.run(config, say=print).name == "out"

@@ -29,7 +29,7 @@ def draw(seed, scale=1.0, shapes=None):
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder, base = tmp_path_factory.mktemp("inputs"), draw(0)
-    moved = lambda seed: {name: x + step for (name, x), step in zip(base.items(), draw(seed, 0.1).values(), strict=True)}
+    moved = lambda seed: {name: base[name] + step for name, step in draw(seed, 0.1).items()}
     return write(folder / "base", base), [write(folder / f"m{seed}", moved(seed)) for seed in (1, 2)]
 
 
@@ -117,8 +117,9 @@ def test_peft_reads_it(tmp_path):
         for folder in folders:
             transformers.AutoModel.from_config(config).eval().save_pretrained(folder)
         load, ids = transformers.AutoModel.from_pretrained, torch.arange(6)[None]
-        lora = made(folders[0], folders[1:], tmp_path / kind / "lora", output="lora", rank=20, exclude="bias|[Nn]orm|ln_")
-        model = made(folders[0], folders[1:], tmp_path / kind / "model", exclude="bias|[Nn]orm|ln_")
+        kept = dict(exclude="bias|[Nn]orm|ln_")
+        lora = made(folders[0], folders[1:], tmp_path / kind / "lora", output="lora", rank=20, **kept)
+        model = made(folders[0], folders[1:], tmp_path / kind / "model", **kept)
         with torch.no_grad():
             adapted = peft.PeftModel.from_pretrained(load(folders[0]).eval(), lora)(input_ids=ids).last_hidden_state
             plain = load(model).eval()(input_ids=ids).last_hidden_state
@@ -139,7 +140,7 @@ def test_fused_adapters_are_compressed_anew(inputs, tmp_path):
     for rank, most in ((4, 1e-5), (2, np.inf)):
         said = []
         out = made(base, both, tmp_path / f"rank{rank}", output="lora", rank=rank, said=said)
-        assert set(read(out, "adapter_model")) == {f"base_model.model.model.layers.0.q_proj.lora_{p}.weight" for p in "AB"}
+        assert set(read(out, "adapter_model")) == set(names)
         [line] = [line for line in ledger.lines(out) if "of" in line]
         name = line["of"]
         off = np.linalg.norm(fused(out, base)[name] - exact[name])

@@ -159,6 +159,11 @@ def test_an_adapter_on_its_base(three, tmp_path):
         moving.read(save(tmp_path / "m.yaml", given))
 
 
+@pytest.mark.parametrize("said", [{"tokenizer_source": "union"}, {"tokenizer": {"source": "union"}}])
+def test_the_tokens_of_all(said, tmp_path):
+    assert moving.read(save(tmp_path / "m.yaml", {**FINE, **said})).vocabulary == "union"
+
+
 def test_rules_are_spelt_as_they_are_read():
     _, options = compat.translate("mergekit", "ties", {
         "weight": {"a": [0.1, 0.9], "b": 0.5}, "density": {"a": [{"filter": "default", "value": 0.3}, {"value": 1.0}],
@@ -185,7 +190,7 @@ REFUSED = {
     "of the merge": ({**FINE, "models": [{**MODELS[0], "parameters": {"weight": 1, "lambda": 2}}]},
                      "lambda in .* holds for the whole merge"),
     "no base": ({**FINE, "base_model": None}, "lacks base_model, which ties takes differences from"),
-    "the tokenizer": ({**FINE, "tokenizer_source": "union"}, "tokenizer_source of .* is 'union': here the base's"),
+    "the tokenizer": ({**FINE, "tokenizer_source": "x/a"}, "tokenizer_source of .* is 'x/a': here the base's"),
     "the tokenizer's tokens": ({**FINE, "tokenizer": {"source": "base", "tokens": {}}}, "has no 'tokens'"),
     "the chat template": ({**FINE, "chat_template": "auto"}, "chat_template of .*: here the base's is kept"),
     "modules": ({**FINE, "modules": {"text": {}}}, "modules in .* cannot be had here"),

@@ -21,7 +21,7 @@ INPUTS = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|shared|embed_in|to
 OUTPUTS = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
 POLICIES: dict[str, tuple[str, ...]] = {
     "missing": ("refuse", "base"), "extra": ("refuse", "ignore"), "heads": ("base", "refuse"),
-    "vocabulary": ("refuse", "base", "backbone")}
+    "vocabulary": ("refuse", "base", "backbone", "union")}
 INTEGERS = "copied from the base: integers and flags"
 NARROW = ("float8_e4m3fn", "float8_e5m2")
 
@@ -49,7 +49,8 @@ def match(base: Opened, models: Mapping[str, Opened], *, only: str = "", exclude
 
     only, exclude: regular expressions; other tensors are the base's own. policies: missing ("refuse", or take the
     "base" tensor), extra ("refuse" or "ignore"), heads that not all models have (keep the "base"'s or "refuse"),
-    vocabulary ("refuse"; "base" merges the rows that the base has; "backbone" keeps the base's embeddings).
+    vocabulary ("refuse"; "base" merges the rows that the base has; "backbone" keeps the base's embeddings; "union" is
+    what `vocabularies` makes of them before).
     """
     chosen = {name: allowed[0] for name, allowed in POLICIES.items()} | _checked(policies or {})
     found = Matched([], [], {}, {}, {}, {}, [], [])
@@ -173,7 +174,8 @@ def _shapes(found, policies, base, label, model, places, names) -> None:
 def _vocabulary(found, policy, label, name, theirs: int, ours: int) -> None:
     if policy == "refuse":
         found.problems.append(f"{name} has {theirs} rows in {label}, {ours} in the base: other vocabulary or padding "
-                              "(vocabulary=base merges the base's rows, vocabulary=backbone keeps its embeddings)")
+                              "(vocabulary=base merges the base's rows, vocabulary=backbone keeps its embeddings, "
+                              "vocabulary=union takes the tokens of all)")
     elif policy == "backbone":
         found.copied.setdefault(name, "copied from the base: embeddings of another length in some models")
     else:

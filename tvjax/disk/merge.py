@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tvjax import checkpoints, sharding
-from tvjax.disk import cards, drive, outputs, planning, recipe, sharing, workdir, writers
+from tvjax.disk import cards, drive, outputs, planning, recipe, sharing, vocabularies, workdir, writers
 from tvjax.disk import ledger as ledgers
 from tvjax.disk.deltas import Deltas, Zero
 from tvjax.disk.headers import DTYPES
@@ -119,6 +119,9 @@ class prepare:
         operator = recipe_.operator()
         place = workdir.place(out)
         base, models = self._open(recipe_)
+        common = vocabularies.union(base, models) if recipe_.vocabulary == "union" else None
+        if common is not None:
+            base, models = common.base, common.models
         matched = match(base, models, only=recipe_.only, exclude=recipe_.exclude, policies=recipe_.policies)
         problems = list(matched.problems)
         if needed := sorted(plans.wanted(operator) - set(data or {})):
@@ -133,9 +136,11 @@ class prepare:
         made = outputs.outputs(recipe_.output, recipe_.rank, base, models, matched)
         files = _files(recipe_, outputs.tensors(made, recipe_.out_dtype, base, matched))
         side, notes = _beside(recipe_, made, base, models)
+        if common is not None:
+            side, notes = side | common.side, [*notes, *common.notes]
         matched.notes.extend(notes)
         inputs = {label: dict(opened.identity) for label, opened in {"": base, **models}.items()}
-        versions = planning.versions()
+        versions = planning.versions() | ({"vocabulary": common.hash} if common is not None else {})
         versions |= {f"data {name}": checkpoints.content_hash(given) for name, given in (data or {}).items()}
         head = {"merge": recipe.identity(recipe_, inputs, versions), "inputs": inputs, "versions": versions}
         task = drive.Task(operator, source, base, models, matched, files, made, recipe_.allow_nonfinite, head)

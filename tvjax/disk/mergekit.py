@@ -35,6 +35,7 @@ def from_mergekit(given: Mapping[str, Any], what: str = "the recipe") -> Recipe:
     dtype, out = (str(given.get(name) or "").removeprefix("torch.") for name in ("dtype", "out_dtype"))
     return Recipe(base=base or inputs[0][0], models=models, method=ours, options=spelt(options),
                   origin="zero" if zero else "base", out_dtype=out or dtype or "base",
+                  vocabulary="union" if "union" in _sources(given) else "refuse",
                   compute_dtype="float64" if dtype == "float64" else "float32")
 
 
@@ -165,11 +166,15 @@ def _check_tokenizer(given: Mapping[str, Any], base: str, what: str) -> None:
     tokenizer = given.get("tokenizer") or {}
     _check_keys(tokenizer, ("source",), f"tokenizer of {what}")
     for name, source in (("tokenizer_source", given.get("tokenizer_source")), ("tokenizer", tokenizer.get("source"))):
-        if source not in (None, "base", base):
-            raise ValueError(f"{name} of {what} is {source!r}: here the base's tokenizer is kept, and vocabularies of "
-                             "other lengths are a matter of `vocabulary`; leave it out, or set it to base")
+        if source not in (None, "base", "union", base):
+            raise ValueError(f"{name} of {what} is {source!r}: here the base's tokenizer is kept, or the tokens of all "
+                             "are taken: leave it out, or set it to base or union")
     if given.get("chat_template"):
         raise ValueError(f"chat_template of {what}: here the base's is kept; leave it out")
+
+
+def _sources(given: Mapping[str, Any]) -> list[Any]:
+    return [given.get("tokenizer_source"), (given.get("tokenizer") or {}).get("source")]
 
 
 def _check_keys(given: Any, known: Sequence[str], at: str) -> None:

@@ -58,6 +58,9 @@ class Recipe:
         choice("out_dtype", self.out_dtype, ("base", "float32", "float16", "bfloat16", "float64"))
         choice("code", self.code, ("refuse", "copy"))
         choice("output", self.output, ("model", "task_vector", "lora"))
+        if self.vocabulary == "union" and self.output != "model":
+            raise ValueError(f"vocabulary=union makes a model with more tokens than the base, whose step is no "
+                             f"{self.output}: choose output=model")
         if type(self.rank) is not int or self.rank < 1:
             raise ValueError(f"rank is a whole number from 1 on; got {self.rank!r}")
         choice("origin", self.origin, ("base", "zero"))
