@@ -1,6 +1,6 @@
 """What the tests of sharding compute on one device and on many: all that trains, scores and judges, on a toy encoder.
 
-    python tests/many_devices.py OUT.npz [HOST:PORT,COUNT,INDEX]
+    python tests/many_devices.py OUT.npz [brief | HOST:PORT,COUNT,INDEX]
 
 writes the numbers under names, on all devices that there are.
 """
@@ -116,13 +116,28 @@ def judged_numbers(base, taus, made):
     yield "features", evaluation.features(toy_tasks.encode, base, made["a"][1][0], batch=16)
 
 
+BRIEF = ("full/", "mask/", "gradients/", "random mask/", "accuracy/", "sweep/", "features/", "split/")
+
+
+def brief_numbers():
+    """Some of them."""
+    base, taus, made = tasks()
+    return flat([next(training_numbers(base, made)), *calibration_numbers(base, made),
+                 *judged_numbers(base, taus, made)])
+
+
 def numbers(folder):
     """{name: array} of everything; `folder` keeps a state."""
     base, taus, made = tasks()
+    return flat([*training_numbers(base, made), ("resumed", resumed(base, made, folder)),
+                 *calibration_numbers(base, made), *learning_numbers(base, taus, made),
+                 *judged_numbers(base, taus, made)])
+
+
+def flat(named):
+    """{name/leaf: array} of pairs (name, tree)."""
     found = {}
-    for name, value in (*training_numbers(base, made), ("resumed", resumed(base, made, folder)),
-                        *calibration_numbers(base, made),
-                        *learning_numbers(base, taus, made), *judged_numbers(base, taus, made)):
+    for name, value in named:
         if isinstance(value, training.Fitted):
             value = {"params": value.params, "losses": value.losses}
         found |= {f"{name}/{leaf}": np.asarray(x) for leaf, x in tree.flatten(jax.device_get(value)).items()}
@@ -159,13 +174,14 @@ def linear_loss(params, batch, key):
 
 
 def main(out, where=""):
+    brief, where = where == "brief", "" if where == "brief" else where
     if where:
         sharding.start(where, timeout=30)
         sharding.agree({"config": {"lr": 1}})
     layout = on_the_mesh()
     print(sharding.told(layout, tasks()[0]))
     with sharding.on(layout):
-        found = numbers(f"{out}.state")
+        found = brief_numbers() if brief else numbers(f"{out}.state")
     if not where:
         with sharding.on(sharding.layout(data=2, model=jax.device_count() // 2, rules=("w=model,-", "b="))):
             found |= {f"split/{name}": x for name, x in split_by_rules().items()}

@@ -8,14 +8,17 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def environment(devices: int) -> dict[str, str]:
-    return {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": str(ROOT), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONWARNINGS": "error"}
+def environment(devices: int, program) -> dict[str, str]:
+    """Warnings are errors, but in the command, whose flags warn."""
+    strict = {} if program[0] == "-m" else {"PYTHONWARNINGS": "error"}
+    many = f"--xla_force_host_platform_device_count={devices}"
+    return {**os.environ, **strict, "XLA_FLAGS": many, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 def run(program, *, devices: int, timeout: float = 600) -> str:
     """What a program prints; it must succeed and say nothing on stderr."""
-    done = subprocess.run([sys.executable, *map(str, program)], env=environment(devices), capture_output=True,
+    done = subprocess.run([sys.executable, *map(str, program)], env=environment(devices, program), capture_output=True,
                           text=True, cwd=ROOT, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -30,8 +33,8 @@ def free_port() -> int:
 def started(program, index: int, *, count: int, port: int, devices: int = 1, flag: str = "") -> subprocess.Popen:
     """One process of several; the last argument tells it where they meet."""
     return subprocess.Popen([sys.executable, *map(str, program), f"{flag}127.0.0.1:{port},{count},{index}"],
-                            env=environment(devices), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            cwd=ROOT)
+                            env=environment(devices, program), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True, cwd=ROOT)
 
 
 def together(program, *, count: int, devices: int = 1, flag: str = "", timeout: float = 600):

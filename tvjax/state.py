@@ -35,6 +35,10 @@ def latest_step(directory: str | os.PathLike) -> int | None:
     """The last step saved below `directory`, None if there is none."""
     if not Path(directory).is_dir():
         return None
+    if jax.process_count() > 1:  # Orbax would wait for all processes here
+        whole = (path.name for path in Path(directory).iterdir() if any(path.glob("_CHECKPOINT*")))
+        own = (path.stem for path in Path(directory).glob("*.safetensors"))
+        return max((int(name) for name in (*whole, *own) if name.isdigit()), default=None)
     with _checkpointer(directory) as checkpointer:
         return None if checkpointer.latest is None else checkpointer.latest.step
 

@@ -120,8 +120,8 @@ def _start(params, transform, recipe):
 
 def _on_mesh(state, mesh):
     """The state with counters and losses on the parameters' devices too, so that the first step compiles for all."""
-    everywhere = jax.NamedSharding(mesh, jax.P())
-    put = lambda x: x if isinstance(x.sharding, jax.NamedSharding) else jax.device_put(x, everywhere)
+    layout = sharding.Layout(mesh)
+    put = lambda x: x if isinstance(x.sharding, jax.NamedSharding) else sharding.replicate(x, layout)
     return jax.tree.map(put, state)
 
 
