@@ -122,7 +122,7 @@ def studies(local, tasks, *, small):
                                 warmup=1 if local else 10)),
         ),
         negation=group(
-            course=course(10, 64, 1e-2), grid=grid, targets=pick(tasks, tasks[:3], tasks),
+            course=course(10, 64, 5e-2), grid=grid, targets=pick(tasks, tasks[:3], tasks),
             schemes=(group(by="tensor"),) if small else (group(by="task"), group(by="tensor")),
         ),
         fewshot=group(
