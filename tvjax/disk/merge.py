@@ -77,10 +77,11 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
         first = crew is None or crew.rank == 0
         sharding.agree({"merge": ready.task.head["merge"]}, "merge")
         past = workdir.begun_before(ready.work, ready.task.head["merge"])
-        with workdir.working(ready.work, first=first), _bar(ready, progress and first) as bar:
+        if first:
+            _check_room(ready, past)
+        with workdir.working(ready.work, first=first), _bar(ready, progress if first else False) as bar:
             held.counter.bar = bar
             if first:
-                _check_room(ready, past)
                 _check_tied(ready.task)
             sharding.barrier("merge begins")
             with jax.enable_x64(recipe_.compute_dtype == "float64"):
