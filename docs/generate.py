@@ -11,6 +11,11 @@ MODULES = (
     "tvjax.compression.building", "tvjax.compression.encoded", "tvjax.compression.store", "tvjax.compression.switch",
     "tvjax.calibration", "tvjax.sharding", "tvjax.training", "tvjax.evaluation", "tvjax.adapters", "tvjax.disk",
     "tvjax.results", "tvjax.merging.compat",
+    "tvjax.models", "tvjax.models.bert", "tvjax.models.clip", "tvjax.models.clip_resnet", "tvjax.models.gpt2",
+    "tvjax.models.roberta", "tvjax.models.t5", "tvjax.data.arrays", "tvjax.data.questions", "tvjax.data.text",
+    "tvjax.learning", "tvjax.learning.adamerging", "tvjax.learning.adaptation", "tvjax.learning.arithmetic",
+    "tvjax.learning.fewshot", "tvjax.learning.lpp", "tvjax.learning.selection", "tvjax.learning.tip",
+    "tvjax.learning.ufm", "tvjax.trackers",
 )
 PROMPT = ">>> "
 
@@ -67,7 +72,8 @@ def public(module) -> list[tuple[str, object]]:
         name for name, x in vars(module).items() if not name.startswith("_") and getattr(x, "__module__", "") ==
         module.__name__]
     found = [(name, getattr(module, name)) for name in names]
-    return [(name, x) for name, x in found if inspect.isfunction(x) or inspect.isclass(x)]
+    cached_too = lambda x: inspect.isfunction(inspect.unwrap(x)) if callable(x) else False
+    return [(name, x) for name, x in found if inspect.isclass(x) or cached_too(x)]
 
 
 def member(title: str, x) -> str:

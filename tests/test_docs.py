@@ -48,6 +48,7 @@ def test_every_config_module_and_notebook_has_a_page(generate):
     assert len(generate.tutorials()) >= 8
     page = generate.module_page("tvjax.vectors")
     assert "## task_vector" in page and ">>> task_vector(" in page
+    assert "## choice_log_probs" in generate.module_page("tvjax.models.t5"), "what is cached is public too"
 
 
 def test_docstrings_become_markdown(generate):

@@ -266,19 +266,15 @@ def test_a_tower_alone_keeps_the_pretrained_projection(tower, tmp_path):
 
 
 def gpt2_folder(folder, *, labels, seed=0):
-    """A tiny GPT-2 of random weights that reads words; with a head where it has labels, and then a padding token."""
+    """A tiny GPT-2 of random weights that reads letters; with a head where it has labels, and then a padding token."""
     import transformers
-    from tokenizers import Tokenizer, pre_tokenizers
-    from tokenizers.models import WordLevel
-    words = {"<|endoftext|>": 0, "[UNK]": 1, **{word: i + 2 for i, word in enumerate(WORDS[4:])}}
-    transformers.GPT2Config(vocab_size=len(words), n_embd=8, n_layer=1, n_head=2, n_inner=16, n_positions=12,
-                            eos_token_id=0, num_labels=max(labels, 2), pad_token_id=0 if labels else None
-                            ).save_pretrained(folder)
-    made = Tokenizer(WordLevel(words, "[UNK]"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|endoftext|>", unk_token="[UNK]"
-                                         ).save_pretrained(folder)
-    spec = gpt2.Spec(8, 16, 1, 2, len(words), 12, max(labels, 2), pad=0)
+    letters = {"<|endoftext|>": 0, **{letter: i + 1 for i, letter in enumerate("abcdefghijklmnopqrstuvwxyz\u0120")}}
+    transformers.GPT2Config(vocab_size=len(letters), n_embd=8, n_layer=1, n_head=2, n_inner=16, n_positions=24,
+                            bos_token_id=0, eos_token_id=0, num_labels=max(labels, 2), pad_token_id=0 if labels else
+                            None).save_pretrained(folder)
+    (folder / "vocab.json").write_text(json.dumps(letters))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    spec = gpt2.Spec(8, 16, 1, 2, len(letters), 24, max(labels, 2), pad=0)
     params = jax.device_get(gpt2.init(gpt2.GPT2(spec), jax.random.key(seed)))
     checkpoints.save(params if labels else gpt2.backbone(params), folder / "model.safetensors")
     return folder
@@ -296,8 +292,10 @@ def gpt2s(tmp_path_factory):
 
 def test_gpt2_is_tuned_and_merged_under_probes(gpt2s, sentences, tmp_path):
     given = of_text(gpt2s[0], sentences)
-    rows = benchmark.run({**given, "data": {"tokens": 8, "heads": "probe"}, "merges": given["merges"][:1]}, tmp_path,
-                         say=lambda _: None, progress=False)
+    given |= {"data": {"tokens": 20, "heads": "probe"}, "merges": given["merges"][:1]}
+    inputs, _ = experiment.problem(benchmark.plan(given).usual).splits["mood"]["train"]
+    assert inputs["input_ids"][0, :5].tolist() == [20, 8, 5, 27, 20] and inputs["attention_mask"][0, -1] == 0
+    rows = benchmark.run(given, tmp_path, say=lambda _: None, progress=False)
     accuracy = {row["method"]: row["value"] for row in results.select(rows, metric="accuracy", split="test",
                                                                       task="average")}
     assert set(accuracy) == {"zero-shot", "fine-tuned", "average", "linear probe"}
@@ -307,7 +305,7 @@ def test_gpt2_is_tuned_and_merged_under_probes(gpt2s, sentences, tmp_path):
 def test_published_gpt2s_keep_their_heads(gpt2s, sentences, tmp_path):
     base, *experts = gpt2s
     given = {**of_text(base, sentences, finetuned=[f"{path.name}={path}" for path in experts]), "control": ""}
-    given |= {"data": {"tokens": 8, "heads": "checkpoint"}, "benchmark": {**given["benchmark"], "negation": []}}
+    given |= {"data": {"tokens": 20, "heads": "checkpoint"}, "benchmark": {**given["benchmark"], "negation": []}}
     usual = benchmark.plan(given).usual
     about = experiment.problem(usual)
     found = gpt2.from_pretrained(experts[0])
@@ -328,7 +326,7 @@ def test_slips_with_heads_of_checkpoints(gpt2s, encoder, sentences):
     with pytest.raises(ValueError, match="data.heads is 'descriptions' or 'probe' or 'checkpoint'"):
         benchmark.plan({**given, "data": {"heads": "head"}})
     given |= {"control": "", "benchmark": {**given["benchmark"], "negation": []}, "data": {"heads": "checkpoint",
-                                                                                          "tokens": 8}}
+                                                                                          "tokens": 20}}
     with pytest.raises(ValueError, match="this reads gpt2"):
         experiment.problem(benchmark.plan(given).usual)
 
@@ -344,7 +342,7 @@ def test_glue_by_name_for_encoders(encoder, tmp_path):
         (tmp_path / "glue-rte" / f"{split}.jsonl").write_text("\n".join(
             json.dumps({"sentence1": "the cat", "sentence2": "good", "label": i % 2}) for i in range(20)))
     given = config(model=str(encoder), suite="text", sources=[str(tmp_path)], tasks=["glue-rte"], control="",
-                   data={"tokens": 8}, counts=[1])
+                   data={"tokens": 8, "templates": ["{}"]}, counts=[1])
     given["benchmark"]["negation"] = []
     about = experiment.problem(benchmark.plan(given).usual)
     inputs, labels = about.splits["glue-rte"]["test"]
