@@ -96,7 +96,7 @@ def lines(path):
 def test_tasks_are_shared_and_a_killed_run_is_continued(tmp_path):
     vectors = tmp_path / "task_vectors" / "seed0"
     running = run_together(tmp_path, processes.free_port())
-    until = time.monotonic() + 300
+    until = time.monotonic() + 900
     while not (vectors / "digits.json").exists() and time.monotonic() < until:  # the task of process 1
         time.sleep(0.05)
     running[1].kill()

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXIS = "pieces"
+SMALL = 1 << 10  # entries of what is stacked on the host
 UNDER_WAY = 2  # rounds of all devices that are computed ahead of their use
 
 
@@ -55,7 +56,7 @@ def side_by_side(crew: Crew, items: Iterable[tuple[Any, tuple]], body: Callable)
 
     body: a pure function at module level, or the same partial object each time.
     """
-    waiting: list[list[tuple[Any, Any]]] = []
+    waiting: list[list[tuple[Any, Any, int | None]]] = []
     for group in _groups(items, len(crew.devices)):
         waiting.append(_started(crew, group, body))
         while len(waiting) > UNDER_WAY:
@@ -65,7 +66,9 @@ def side_by_side(crew: Crew, items: Iterable[tuple[Any, tuple]], body: Callable)
 
 
 def _arrived(group):
-    return ((tag, jax.tree.map(np.asarray, made)) for tag, made in group)
+    return ((tag, jax.tree.map(np.asarray, made) if place is None else
+             jax.tree.map(lambda x, place=place: np.asarray(x.addressable_shards[place].data)[0], made))
+            for tag, made, place in group)
 
 
 def _groups(items, most: int):
@@ -91,34 +94,44 @@ def _plain(x) -> bool:
 
 
 def _started(crew: Crew, group, body):
-    """The results of a group, on their way: of one item by the plain program, of several by one over the devices."""
+    """The results of a group, on their way: of one item by the plain program, of several by one over the devices.
+
+    What all items share goes to all devices at once, and what an item has twice (a piece that no stage has changed is
+    its own origin) goes there once.
+    """
     if len(group) == 1:
-        return [(group[0][0], _alone(body)(*group[0][1]))]
+        return [(group[0][0], _alone(body)(*group[0][1]), None)]
     many = len(crew.devices)
-    padded = [given for _, given, _ in group] + [group[-1][1]] * (many - len(group))
-    flats = [jax.tree.leaves(given) for given in padded]
-    structure = jax.tree.structure(padded[0])
-    moving = tuple(i for i, x in enumerate(flats[0]) if not _plain(x))
-    stacks = [_stacked(crew.mesh, [flat[i] for flat in flats]) for i in moving]
-    still = [x for x in flats[0] if _plain(x)]
-    made = _together(body, crew.mesh, structure, moving)(stacks, still)
-    parts = [_part(made, device) for device in crew.devices[:len(group)]]
-    return [(tag, part) for (tag, _, _), part in zip(group, parts, strict=True)]
+    flats = [jax.tree.leaves(given) for _, given, _ in group]
+    flats += [flats[-1]] * (many - len(group))
+    first: dict[int, int] = {}  # which position holds an object first
+    source = tuple(first.setdefault(id(x), i) for i, x in enumerate(flats[0]))
+    source = source if all(flat[i] is flat[j] for flat in flats for i, j in enumerate(source)) else tuple(
+        range(len(source)))
+    own = sorted(set(source))
+    shared = lambda i: _plain(flats[0][i]) or all(flat[i] is flats[0][i] for flat in flats)
+    still = tuple(i for i in own if shared(i))
+    moving = tuple(i for i in own if i not in still)
+    program = _together(body, crew.mesh, jax.tree.structure(group[0][1]), source, moving, still)
+    made = program([_stacked(crew.mesh, [flat[i] for flat in flats]) for i in moving],
+                   [_everywhere(crew.mesh, flats[0][i]) for i in still])
+    return [(tag, made, place) for place, (tag, _, _) in enumerate(group)]
+
+
+def _everywhere(mesh: Mesh, x: Any) -> Any:
+    return jax.device_put(x, NamedSharding(mesh, P())) if isinstance(x, jax.Array) else x
 
 
 def _stacked(mesh: Mesh, parts: list) -> jax.Array:
-    """(devices, …): part d on device d; none is copied on the host."""
+    """(devices, …): part d on device d; large ones are not copied on the host."""
+    if np.size(parts[0]) < SMALL and not isinstance(parts[0], jax.Array):
+        return jax.device_put(np.stack(parts), NamedSharding(mesh, P(AXIS)))
     if isinstance(parts[0], jax.Array) and jax.numpy.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
         return jax.device_put(jax.numpy.stack(parts), NamedSharding(mesh, P(AXIS)))
     held = [jax.device_put(np.asarray(part)[None], device)
             for part, device in zip(parts, mesh.devices.flat, strict=True)]
     shape = len(parts), *held[0].shape[1:]
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), held)
-
-
-def _part(made: Any, device) -> Any:
-    own = lambda x: next(shard.data for shard in x.addressable_shards if shard.device == device)
-    return jax.tree.map(lambda x: own(x)[0], made)
 
 
 _programs: dict = {}
@@ -130,14 +143,17 @@ def _alone(body):
     return _programs[body]
 
 
-def _together(body, mesh: Mesh, structure, moving: tuple[int, ...]):
-    """The program of one item on every device of the mesh, each with its own."""
-    key = (body, mesh, structure, moving)
+def _together(body, mesh: Mesh, structure, source, moving, still):
+    """The program of one item on every device of the mesh, each with its own.
+
+    Positions of the flattened arguments: `moving`, one for each device; `still`, the same for all; `source`, which of
+    these stands at each position.
+    """
+    key = (body, mesh, structure, source, moving, still)
     if key not in _programs:
-        def one(stacks, still):
-            rest, mine = iter(still), {i: stack[0] for i, stack in zip(moving, stacks, strict=True)}
-            count = len(stacks) + len(still)
-            given = jax.tree.unflatten(structure, [mine[i] if i in mine else next(rest) for i in range(count)])
+        def one(stacks, same):
+            held = {i: stack[0] for i, stack in zip(moving, stacks, strict=True)} | dict(zip(still, same, strict=True))
+            given = jax.tree.unflatten(structure, [held[i] for i in source])
             return jax.tree.map(lambda x: x[None], body(*given))
         spread = jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
         _programs[key] = jax.jit(spread)

@@ -35,7 +35,12 @@ def run(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew) ->
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew,
             check: Callable = streamed.refuse) -> Run:
-    """Computes all statistics that the operator declares, each process over its own leaves."""
+    """Computes all statistics that the operator declares, each process over its own leaves.
+
+    One process alone takes those of the plain engine, which reads less: they are bound by reading, not by devices.
+    """
+    if crew.count == 1:
+        return streamed.prepare(operator, source, tasks, data, check)
     job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
     for i, stage in enumerate(operator.stages):
         here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
@@ -184,13 +189,12 @@ def kth_largest(streams: Mapping[str, Callable[[], Iterable[np.ndarray]]], k: Ma
 
 def _counted(stream, prefix, shift: int, bits: int, kind: np.dtype) -> np.ndarray:
     """(tasks, 2**bits): how many scores with each next digit, among those that begin as the answer does."""
-    counts = np.zeros((len(prefix), 1 << bits), np.int64)
+    counts, whole = np.zeros((len(prefix), 1 << bits), np.int64), shift + bits == 8 * kind.itemsize
     for part in stream():
-        keys = _ordered(part.astype(kind, copy=False))
-        for t in range(len(prefix)):
-            row = keys[t] >> np.uint64(shift)
-            digits = (row & np.uint64((1 << bits) - 1)).astype(np.int64)
-            counts[t] += np.bincount(digits[row >> np.uint64(bits) == prefix[t]], minlength=1 << bits)
+        keys = _ordered(part.astype(kind, copy=False)) >> shift
+        for t, row in enumerate(keys):
+            row = row if whole else row[row >> bits == prefix[t]] & ((1 << bits) - 1)
+            counts[t] += np.bincount(row, minlength=1 << bits)
     return counts
 
 
@@ -205,10 +209,9 @@ def _narrow(counts: np.ndarray, want: np.ndarray, prefix: np.ndarray, bits: int)
 
 def _ordered(x: np.ndarray) -> np.ndarray:
     """Unsigned integers that order as floats do."""
-    width = x.dtype.itemsize * 8
-    bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
-    sign, most = np.uint64(1 << (width - 1)), np.uint64((1 << width) - 1)
-    return np.where(bits & sign, ~bits & most, bits | sign)
+    kind = np.dtype(f"u{x.dtype.itemsize}")
+    bits, sign = np.ascontiguousarray(x).view(kind), kind.type(1 << (8 * kind.itemsize - 1))
+    return np.where(bits & sign, ~bits, bits | sign)
 
 
 def _unordered(keys: np.ndarray, kind: np.dtype) -> np.ndarray:
