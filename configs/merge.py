@@ -14,7 +14,11 @@ ledger.jsonl and recipe.yaml, which runs the merge again:
 A recipe may be mergekit's too, or a method's of FusionBench (with --config.base and --config.models).
 
 An interrupted merge is continued by the same command. What it costs: one reading of all inputs, and one more for each
-statistic of the whole model that the method takes (TIES: three).
+statistic of the whole model that the method takes (TIES: one, its threshold and the majority of signs together).
+
+--config.output=task_vector writes the merged step alone (`checkpoints.load_task_vector` reads it), --config.output=lora
+the step as an adapter of PEFT of rank --config.rank, and says what that leaves out; so adapters are merged into one, or
+compressed anew. Where models have other tokens than the base, --config.vocabulary says what becomes of them.
 """
 import inspect
 
