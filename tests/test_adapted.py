@@ -7,7 +7,7 @@ from tests.test_configs import load
 from tests.test_tatr import CLASSES, FEATURES, HIDDEN, made_up
 from tvjax import adapters, compression, results, tree, vectors
 from tvjax.compression import encoded
-from tvjax.experiment import adapted, planning, study, tall, tall_plan
+from tvjax.experiment import adapted, loading, planning, study, tall, tall_plan
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 METHOD = adapters.Rescale(targets=r"(^|[.])fc$")
@@ -103,3 +103,20 @@ def test_slips_are_one_sentence(change, sentence):
     given["tall"] |= planning.plain(change)
     with pytest.raises(ValueError, match=sentence):
         tall_plan.tall_plan(given)
+
+
+def test_factors_of_a_text_to_text_model(tmp_path, monkeypatch):
+    """A tiny T5: its (IA)³ factors are tuned, masked and merged like weights."""
+    monkeypatch.setattr(study, "problem", loading.problem)
+    theirs, own = load("language", "runlocal"), config(bases=({"name": "task_arithmetic", "k": 1},), codecs=CODECS[:1],
+                                                       lams=(0.4,), adapter={"name": "ia3"})
+    for name in ("model", "suite", "sources", "tasks", "control", "counts", "seeds", "examples", "finetune", "batch"):
+        own[name] = theirs[name]
+    own.data, own.tall.curve.orders, own.tall.curve.counts = theirs.data, (), (2,)
+    rows = tall.run(own, tmp_path / "run", say=lambda line: None, progress=False)
+    judged = results.select(rows, metric="accuracy", split="test", task="average", tasks=2)
+    assert {"zero-shot", "fine-tuned", "TALL + task_arithmetic", "Consensus task_arithmetic", "emr"} <= {
+        row["method"] for row in judged}
+    path = tmp_path / "run" / "adapters" / "ia3" / "seed0" / f"{own.tasks[0]}.safetensors"
+    names = tree.flatten(adapted.checkpoints.load_task_vector(path).params)
+    assert len(names) == 8 and all(name.endswith(".ia3_l") for name in names)  # k, v of three attentions, two wo

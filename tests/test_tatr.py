@@ -4,6 +4,7 @@ import runpy
 import types
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -203,8 +204,13 @@ def test_a_second_run_measures_nothing_again(done, monkeypatch):
 
 
 def test_singular_gram_matrices_are_told(done):
-    """Eight inputs do not span twelve features: the sentence names the matrix and the ridge."""
-    (line,) = {text.partition("] ")[2] for text in done[2] if "singular" in text}
+    """Two inputs of each of three tasks do not span twelve features: the sentence names the matrix and the ridge."""
+    said, todo = [], tatr_plan.tatr_plan(config("tatr"))
+    bench = study.Bench(made_up(todo.usual), todo.usual, done[0] / "none.jsonl", 0, said.append, todo)
+    tau = jax.tree.map(np.ones_like, bench.about.theta0)
+    merged = tatr_suite._regmean(bench, dict.fromkeys(todo.usual.tasks, tau), 2)()
+    np.testing.assert_allclose(merged["layers"]["0"]["fc"]["weight"], 1, atol=1e-5)
+    (line,) = said
     assert line.startswith("regmean: 1 of 1 Gram matrices are singular, such as that of layers.0.fc.weight")
     assert line.endswith("a ridge of 1e-06 of the mean eigenvalue holds elsewhere")
 

@@ -97,8 +97,16 @@ def vector(bench: Bench, method: adapters.Method, task: str, folder, *, recipe: 
     return Adapted(tau, fitted.seconds)
 
 
-def dense(bench: Bench, method: adapters.Method, task: str, folder, **more) -> tuple[Any, float, int]:
-    """(the task vector of the network's own weights that does what φ does, seconds, how many numbers φ has).
+class Dense(NamedTuple):
+    """A task vector of the network's own weights, the seconds that it took, and how many numbers were tuned."""
+
+    tau: Any
+    seconds: float
+    trained: int
+
+
+def dense(bench: Bench, method: adapters.Method, task: str, folder, **more) -> Dense:
+    """The task vector of the network's own weights that does what φ does.
 
     `bench` is that of the network without adapters. (IA)³'s change of the weights, (l − 1) ⊙ W, is linear in the
     factors, so that sums and scales of such vectors are those of the factors themselves.
@@ -107,7 +115,7 @@ def dense(bench: Bench, method: adapters.Method, task: str, folder, **more) -> t
     made = vector(bench._replace(about=about), method, task, folder, **more)
     phi0 = split(about.theta0, method)[1]
     tau = adapters.dense(method, bench.about.theta0, vectors.add(phi0, made.tau), sites(bench.about))
-    return jax.device_get(tau), made.seconds, tree.size(phi0)
+    return Dense(jax.device_get(tau), made.seconds, tree.size(phi0))
 
 
 def _name(method: adapters.Method) -> str:

@@ -33,19 +33,17 @@ def way(bench: Bench, tuning: Tuning, folder, progress=None) -> Way:
     """Fine-tunes all tasks (or takes what is there) and judges each on its own task."""
     tasks = bench.usual.tasks
     if tuning.name == "full":
-        taus, masks, seconds = _full(bench, folder, progress)
+        taus, masks, seconds, trained = _full(bench, folder, progress)
     elif tuning.name in ADAPTERS:
         taus, masks, seconds, trained = _adapter(bench, tuning, folder, progress)
     else:
         made = tuned(bench, tuning, folder, budget=bench.todo.budget, progress=progress)
         taus, masks = ({task: getattr(one, what) for task, one in made.items()} for what in ("tau", "mask"))
+        trained = {task: calibration.count(one.mask) for task, one in made.items()}
         seconds = {"calibration": {task: one.calibration for task, one in made.items()},
                    "fine-tuning": {task: one.seconds for task, one in made.items()}}
     judge = lambda task, split: bench.measure(vectors.add(bench.about.theta0, taus[task]), [task], split)[task]
     single = {split: {task: judge(task, split) for task in tasks} for split in SPLITS}
-    if tuning.name not in ADAPTERS:
-        entries = tree.size(bench.about.theta0)
-        trained = {task: entries if masks is None else calibration.count(masks[task]) for task in tasks}
     return Way(tuning, taus, masks, single, seconds, trained)
 
 
@@ -53,8 +51,10 @@ def _adapter(bench: Bench, tuning: Tuning, folder, progress):
     method = adapters.build(tuning.name, tuning.options)
     made = {task: adapted.dense(bench, method, task, folder, recipe=recipe(bench, tuning), label=tuning.label,
                                 progress=progress) for task in bench.usual.tasks}
-    taus, seconds, trained = ({task: one[i] for task, one in made.items()} for i in range(3))
-    return taus, None, {"calibration": dict.fromkeys(made, 0.0), "fine-tuning": seconds}, trained
+    seconds = {"calibration": dict.fromkeys(made, 0.0),
+               "fine-tuning": {task: one.seconds for task, one in made.items()}}
+    trained = {task: one.trained for task, one in made.items()}
+    return {task: one.tau for task, one in made.items()}, None, seconds, trained
 
 
 def _full(bench: Bench, folder, progress):
@@ -62,7 +62,8 @@ def _full(bench: Bench, folder, progress):
                                     progress=progress) for task in bench.usual.tasks}
     seconds = {"calibration": dict.fromkeys(made, 0.0),
                "fine-tuning": {task: one.seconds for task, one in made.items()}}
-    return {task: one.tau for task, one in made.items()}, None, seconds
+    trained = dict.fromkeys(made, tree.size(bench.about.theta0))
+    return {task: one.tau for task, one in made.items()}, None, seconds, trained
 
 
 def single_rows(bench: Bench, one: Way) -> list[dict]:
