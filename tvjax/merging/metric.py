@@ -101,7 +101,7 @@ def moments(x, weigh: bool):
     weights = jnp.where(squares > 0, 1 / jnp.where(squares > 0, squares, 1), 0) if weigh else jnp.ones_like(squares)
     y = weights[:, None, None] * x
     rows, columns = x.shape[1:]
-    gram = product(y.reshape(-1, columns).T, x.reshape(-1, columns))
+    gram = jnp.einsum("trc,trd->cd", y, x, precision="highest")  # devices that hold rows add up their parts
     cube = lambda a, b: product(product(a, b.T), b) if rows <= columns else product(a, product(b.T, b))
     return sum(cube(a, b) for a, b in zip(y[1:], x[1:], strict=True)) + cube(y[0], x[0]), (gram + gram.T) / 2
 
