@@ -34,3 +34,33 @@ def test_sharded_leaves(kind):
         [sys.executable, "-W", "error", "-c", code], env={**os.environ, **flags}, capture_output=True, text=True
     )
     assert done.stdout == "equal\n", done.stderr[-2000:]
+
+
+SENT = """
+import functools
+import jax, jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from tvjax import merging
+from tvjax.merging import engine, traced
+from tvjax.sharding import collectives
+mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+leaf = lambda *shape: jax.ShapeDtypeStruct((2, *shape), jnp.float32, sharding=NamedSharding(mesh, P(None, "x")))
+several = {"a": leaf(4096, 64), "b": leaf(4096)}
+def sent(method, stack):
+    program = jax.jit(functools.partial(traced.run, mesh=mesh))
+    lowered = program.lower(merging.build(method), stack, engine.task_hashes(None, 2), {})
+    return collectives.sent(lowered.compile().as_text())
+for method in ("task_arithmetic", "consensus", "ties", "metagpt"):
+    found = sent(method, several)
+    assert set(found) <= {"all-reduce"} and sum(found.values()) < 4096, (method, found)
+assert sent("task_arithmetic", several) == {} and sent("ties", several)["all-reduce"] >= 31 * 2 * 4
+gram = sent("wudi", {"a": leaf(4096, 8)})  # rows are spread: parts of Gram matrices are added up, no row travels
+assert set(gram) == {"all-reduce"} and gram["all-reduce"] < 4096 * 8, gram
+print("small")
+"""
+
+
+def test_devices_send_counts_and_gram_matrices_not_entries():
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", SENT], env={**os.environ, **flags}, capture_output=True, text=True)
+    assert done.stdout == "small\n", done.stderr[-2000:]
