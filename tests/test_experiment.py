@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from tvjax import experiment
 from tvjax.experiment import merges, planning, workdir
+from tvjax.experiment.loading import Problem
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -113,25 +114,20 @@ def test_rows_that_lack_a_field_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-class Toy:
-    """A problem whose model is a number: right on the first θ·10 of ten examples."""
+def right_below(params, head, images):
+    """A model that is a number: right on the first θ·10 of ten examples."""
+    right = (images < params["w"] * 10).astype(jnp.float32)
+    return jnp.concatenate([1.0 - right, 1.0 * right], axis=1)
 
-    theta0 = {"w": jnp.zeros((1, 1))}
-    keys = {"a": {"val": "a", "test": "b"}}
 
-    @staticmethod
-    def predict(params, head, images):
-        right = (images < params["w"] * 10).astype(jnp.float32)
-        return jnp.concatenate([1.0 - right, 1.0 * right], axis=1)
-
-    @staticmethod
-    def judged(tasks, split):
-        return {task: (None, (np.arange(10, dtype=np.float32)[:, None], np.ones(10, np.int32))) for task in tasks}
+TEN = (np.arange(10, dtype=np.float32)[:, None], np.ones(10, np.int32))
+TOY = Problem(None, {"w": jnp.zeros((1, 1))}, right_below, {"a": None}, {"a": {"val": TEN, "test": TEN}}, "base",
+              {"a": {"val": "a", "test": "b"}})
 
 
 def choice(scales, tmp_path):
     made = experiment.plan(config(scales=scales, merges=(ConfigDict(dict(name="task_arithmetic")),)))
-    return merges.choose_scale(Toy, made, made.merges[0], ["a"], {"w": jnp.ones((1, 1))}, {"val": {"a": 0.5}},
+    return merges.choose_scale(TOY, made, made.merges[0], ["a"], {"w": jnp.ones((1, 1))}, {"val": {"a": 0.5}},
                                cache=tmp_path / "cache.jsonl")
 
 
