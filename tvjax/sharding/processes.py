@@ -29,7 +29,7 @@ _watch: "Watch | None" = None
 _kept: list = []  # what C calls back may not be collected
 
 
-def start(where: str, *, timeout: float = TIMEOUT, silence: float | None = None) -> None:
+def start(where: str, *, timeout: float | int = TIMEOUT, silence: float | int | None = None) -> None:
     """Joins the processes of a run; before any computation, and once.
 
     where: "auto" on SLURM, TPU pods and under Open MPI, or HOST:PORT,COUNT,INDEX with the address of process 0.
@@ -67,7 +67,7 @@ def parsed(where: str) -> tuple[str, int, int]:
     return address, count, index
 
 
-def _initialize(timeout: float, given: Mapping[str, Any]) -> None:
+def _initialize(timeout: float | int, given: Mapping[str, Any]) -> None:
     """jax.distributed.initialize, which would end by a core dump where processes are missing."""
     late = threading.Timer(timeout, end, [f"not all processes came within {timeout:g} s: "
                                           "start all of them, with one address and one count"])
@@ -90,7 +90,7 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _wait_for(address: str, timeout: float) -> None:
+def _wait_for(address: str, timeout: float | int) -> None:
     """Until somebody listens at the coordinator's address."""
     until = time.monotonic() + timeout
     while True:
@@ -104,7 +104,7 @@ def _wait_for(address: str, timeout: float) -> None:
             time.sleep(0.2)
 
 
-def _check_free(address: str, timeout: float) -> None:
+def _check_free(address: str, timeout: float | int) -> None:
     del timeout
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,7 +193,7 @@ def sent(arrays: Any, source: int, *, like: Any) -> Any:
 class Watch:
     """Two threads: one tells and asks, the other counts how long nothing has been heard."""
 
-    def __init__(self, timeout: float):
+    def __init__(self, timeout: float | int):
         self.timeout, self.count, self.mine = timeout, jax.process_count(), jax.process_index()
         self.heard = {other: (None, 0.0) for other in range(self.count) if other != self.mine}
         self.stopped = threading.Event()
