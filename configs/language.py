@@ -72,6 +72,7 @@ def get_config(arg="t5,7"):
         batch=8 if local else 64,
         save_models=False,
         allow_nonfinite=False,
+        mesh=dict(data=1, model=1, rules=()),
         data=group(tokens=128, heads="checkpoint" if kind == "gpt2" else "probe") if gpt2 else group(
             tokens=32 if local else 128, answers=8 if local else 16 if "glue" in tasks[0] else 32, truncate=True,
             prompts="v1", criterion="answer", judge="generated" if generated else "choices"),
