@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from tvjax import checkpoints, evaluation, experiment, results, tree
+from tvjax import checkpoints, evaluation, experiment, results, tree, vectors
 from tvjax.data import questions
 from tvjax.experiment import benchmark, partial_job, partial_plan, question_suite, suites
 from tvjax.models import t5
@@ -83,7 +83,11 @@ def test_fine_tune_merge_evaluate(model, data, tmp_path):
     read = t5.from_pretrained(tmp_path / "merged" / "2-tasks" / "task_arithmetic")
     assert set(tree.flatten(read.params)) == set(tree.flatten(t5.from_pretrained(model).params))
     vector = checkpoints.load_task_vector(tmp_path / "task_vectors" / "seed0" / "winogrande.safetensors").params
-    assert max(float(np.abs(x).max()) for x in tree.flatten(vector).values()) > 0
+    about = problem(model, data)
+    inputs, labels = about.splits["winogrande"]["train"]
+    score = lambda theta: lambda head, inputs: about.predict(theta, head, inputs)
+    loss = jax.jit(lambda theta: about.criterion(score(theta), None, 2, inputs, labels))
+    assert loss(vectors.add(about.theta0, vectors.TaskVector(vector))) < loss(about.theta0)
 
 
 def test_scores_are_log_probabilities_and_answers_their_largest(model, data):
