@@ -3,8 +3,8 @@
     python experiments/bench/large.py FOLDER [--layers 8,16,32] [--methods task_arithmetic,ties] [--filled 2]
 
 Shapes are those of a Llama, bfloat16, 7 billion parameters at 32 layers, in shards of 1 GB with an index: a base and
-three models. The first `--filled` shards hold random numbers, the others are sparse files (zeros that take no disk but
-are read like any others). One JSON line a run, as `disk.py` writes them; the models are removed after each size.
+three models. The first `--filled` shards repeat a block of random numbers, the others are sparse files (zeros that take
+no disk but are read like any others). One JSON line a run, as `disk.py` writes; models are removed after each size.
 """
 import argparse
 import json
@@ -19,7 +19,7 @@ from disk import timed
 from tvjax.disk import readers, writers
 
 WIDTH, INNER, TOKENS, TASKS = 4096, 11008, 32000, 3
-BLOCK = 1 << 22
+BLOCK = 1 << 22  # entries
 
 
 def shapes(layers: int):
@@ -37,24 +37,23 @@ def shapes(layers: int):
 def write(folder: pathlib.Path, layers: int, seed: int, filled: int) -> int:
     """A model; its bytes."""
     folder.mkdir(parents=True)
-    kind = np.dtype(ml_dtypes.bfloat16)
+    kind, block = np.dtype(ml_dtypes.bfloat16), numbers(seed)
     files = writers.shards({name: readers.TensorInfo(shape, kind) for name, shape in shapes(layers)}, 10**9)
     for i, shard in enumerate(files):
         with open(folder / shard.name, "wb") as file:
             file.write(shard.header)
             file.truncate(shard.size)
-            for at in range(len(shard.header), shard.size if i < filled else 0, 2 * BLOCK):
-                count = min(BLOCK, (shard.size - at) // 2)
+            for at in range(len(shard.header), shard.size if i < filled else 0, block.nbytes):
                 file.seek(at)
-                file.write(numbers(seed, i, at, count).tobytes())
+                file.write(block.view(np.uint8)[: shard.size - at].data)
     (folder / "model.safetensors.index.json").write_text(writers.index(files))
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": False}))
     return sum(shard.size for shard in files)
 
 
-def numbers(seed: int, shard: int, at: int, count: int) -> np.ndarray:
-    """The base's entries (seed 0), or those and a heavy-tailed step."""
-    draw = lambda one: np.random.default_rng([one, shard, at]).standard_normal(count, np.float32)
+def numbers(seed: int) -> np.ndarray:
+    """A block of the base's entries (seed 0), or of those and a heavy-tailed step."""
+    draw = lambda one: np.random.default_rng(one).standard_normal(BLOCK, np.float32)
     base = 0.02 * draw(0)
     return (base if seed == 0 else base + 1e-3 * draw(seed) ** 3).astype(ml_dtypes.bfloat16)
 
