@@ -73,7 +73,7 @@ def read(path, task: str, *, side: int | None = None) -> Arrays:
                        if key not in archive.files]:
             raise ValueError(f"{path} lacks the array {missing[0]}")
         parts = [split for split in ("train", "val", "test") if f"{task}_{split}_x" in archive.files]
-        found = {split: _pictures(*(archive[f"{task}_{split}_{part}"] for part in "xy"), side,
+        found = {split: _pictures(archive[f"{task}_{split}_x"], archive[f"{task}_{split}_y"], side,
                                   f"{path}, {task}_{split}") for split in parts}
         told = f"{task}_classes" in archive.files
         named = tuple(map(str, archive[f"{task}_classes"])) if told else CLASSNAMES.get(task)

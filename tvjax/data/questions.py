@@ -206,8 +206,8 @@ def _fields(task: str, rows: Rows, most: int, where: str) -> text.Sentences:
         if absent := [name for name in (*FIELDS[task], "label") if name not in row]:
             raise ValueError(f"{where}: an example lacks the column {absent[0]!r}; it has {', '.join(row)}")
         if row["label"] >= 0:
-            parts = tuple(row[name] for name in FIELDS[task])
-            texts.append(parts if len(parts) > 1 else parts[0])
+            parts = [row[name] for name in FIELDS[task]]
+            texts.append(tuple(parts) if len(parts) > 1 else parts[0])
             labels.append(row["label"])
     if not texts:
         raise ValueError(f"{where} holds no example whose label is known")

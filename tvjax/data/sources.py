@@ -162,7 +162,7 @@ def _prepared(task: Task) -> bool:
 def _tfds(task: Task) -> Source:
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder(task.tfds)
+    builder: Any = tfds.builder(task.tfds)
     wanted = {"train": "train", "test": task.test, **({"val": task.val} if task.val in builder.info.splits else {})}
     try:
         found = {ours: builder.as_data_source(split=theirs) for ours, theirs in wanted.items()}

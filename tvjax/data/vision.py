@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import importlib.resources
 import json
+from typing import Any
 
 from tvjax.data.prompts import TEMPLATES
 
@@ -134,7 +135,8 @@ def _classnames(name: str) -> tuple[str, ...]:
         found = _of_open_clip().IMAGENET_CLASSNAMES
     elif row.names:
         import tensorflow_datasets as tfds
-        found = [_words(one) for one in tfds.builder(row.names).info.features["label"].names]
+        features: Any = tfds.builder(row.names).info.features
+        found = [_words(one) for one in features["label"].names]
     else:
         found = _listed()[name]
     if len(found) != row.classes:

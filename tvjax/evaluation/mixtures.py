@@ -125,8 +125,9 @@ def answers(found: Expansion, coefficients, head, labels, *, batch=128) -> Answe
     return Answers(*_joined(parts), found.passes)
 
 
-def _joined(parts):
-    return (np.concatenate(side, 1) for side in zip(*jax.device_get(parts), strict=True))
+def _joined(parts) -> tuple[np.ndarray, np.ndarray]:
+    classes, losses = zip(*jax.device_get(parts), strict=True)
+    return np.concatenate(classes, 1), np.concatenate(losses, 1)
 
 
 def mixture_accuracy(family: Family, taus, coefficients, head, split, *, batch=128) -> np.ndarray:

@@ -177,7 +177,7 @@ def scaled_sum(stack: Any, spread: Array) -> Array:
     >>> scaled_sum(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1.0], [0.5]])).tolist()
     [2.5, 4.0]
     """
-    total = None
+    total: Any = None
     for first in range(0, spread.shape[0], TOGETHER):
         if total is not None:
             total, stack = jax.lax.optimization_barrier((total, stack))

@@ -36,18 +36,18 @@ def init(model: BERT, key: Array) -> Params:
 
 
 @functools.cache
-def hidden_states(model: BERT) -> Callable[..., Array]:
+def hidden_states(model: Any) -> Callable[..., Array]:
     """(params, input_ids (batch, tokens), attention_mask or None, token types or None) -> (batch, tokens, width).
 
     A model always gives the same function: `jit` caches hold.
     """
-    def apply(params, input_ids, attention_mask=None, token_type_ids=None):
+    def apply(params, input_ids, attention_mask=None, token_type_ids=None) -> Any:
         return model.apply({"params": params}, input_ids, attention_mask, token_type_ids, method="hidden")
     return apply
 
 
 @functools.cache
-def sentence_features(model: BERT) -> Callable[..., Array]:
+def sentence_features(model: Any) -> Callable[..., Array]:
     """(params, input_ids, attention_mask or None) -> (batch, width), means over tokens, not normalised."""
     states = hidden_states(model)
 
@@ -66,7 +66,10 @@ def adopt(weights: files.Flat, config: Any) -> tuple[files.Flat, files.Flat]:
     inside = any(name.startswith("bert.") for name in weights)
     kept = {name.removeprefix("bert."): leaf for name, leaf in weights.items()
             if not inside or not name.startswith("cls.")}
-    new = lambda name: ".".join([*name.split(".")[:-1], OLD.get(name.split(".")[-1], name.split(".")[-1])])
+
+    def new(name: str) -> str:
+        *path, last = name.split(".")
+        return ".".join([*path, OLD.get(last, last)])
     return {new(name): leaf for name, leaf in kept.items()}, {}
 
 
