@@ -23,6 +23,7 @@ from tvjax.merging.statistics import static
 
 RANKS = ("numerical", "official")
 SOLVERS = ("auto", "svd", "gram")
+EVEN = 16  # largest over smallest singular value up to which the last product of a polar factor needs no float64
 SMALL = 64  # below this the library's SVD costs nothing worth saving
 
 
@@ -222,7 +223,9 @@ def _polar_by_gram(a):
         s = jnp.sqrt(jnp.maximum(squares, jnp.zeros_like(squares)))
         keep = kept(s.astype(a.dtype)).astype(s.dtype)
         inverse = keep / jnp.where(keep > 0, s, jnp.ones_like(s))
-        return product(wide, product(V * inverse[None], V.T))
+        root = product(V * inverse[None], V.T)
+        quick = product(wide.astype(a.dtype), root.astype(a.dtype))
+        return _checked(s.max() <= EVEN * s.min(), quick, lambda: product(wide, root).astype(a.dtype))
     return _in_double(factor)(a)
 
 
