@@ -10,8 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from tests.test_configs import load
 from tvjax import adapters, calibration, checkpoints, evaluation, reports, tree, vectors
-from tvjax.experiment import negation, talos, talos_plan, talos_tuning, ways
+from tvjax.experiment import loading, negation, talos, talos_plan, talos_tuning, ways
 from tvjax.experiment.loading import Problem
 from tvjax.experiment.study import Bench
 from tvjax.models import clip
@@ -206,6 +207,22 @@ def test_its_report_has_all_sections(run, tmp_path):
     reports.markdown(about, sections)
     for section in sections:
         assert section.tables and all(figure.axes for figure in section.figures.values())
+
+
+def test_a_text_to_text_model(tmp_path):
+    """A tiny T5: the log-probabilities of its choices calibrate the mask, and its embeddings are never in it."""
+    theirs, own = load("language", "runlocal"), config(
+        methods=[{"name": "talos", "sparsity": 0.5, "rounds": 1, "batch": 4}],
+        sweep={"sparsities": (), "seeds": (0,)}, studies={"names": (), "seeds": (0,), "budget": 1 << 28})
+    own.talos.adamerging.methods = ()
+    for name in ("model", "suite", "tasks", "counts", "examples", "finetune", "batch", "sources", "control", "data"):
+        own[name] = theirs[name]
+    about = loading.problem(talos.plan(own).usual)
+    bench = bench_of(about, tmp_path, own)
+    mask = talos_tuning.MASKS["talos"](bench, bench.todo.methods[0], own.tasks[0], 1 << 28, False)
+    scored = tree.size(tree.partition(about.theta0, calibration.scored(about.theta0))[0])
+    assert 0.4 * scored <= calibration.count(mask) <= 0.6 * scored
+    assert not any("shared" in name or "relative" in name for name in tree.flatten(mask))
 
 
 # ---------------------------------------------------------------- negation
