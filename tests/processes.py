@@ -16,7 +16,7 @@ def environment(devices: int, program) -> dict[str, str]:
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
-def run(program, *, devices: int, timeout: float = 600) -> str:
+def run(program, *, devices: int, timeout: float = 1800) -> str:
     """What a program prints; it must succeed and say nothing on stderr."""
     done = subprocess.run([sys.executable, *map(str, program)], env=environment(devices, program), capture_output=True,
                           text=True, cwd=ROOT, timeout=timeout)
@@ -37,14 +37,14 @@ def started(program, index: int, *, count: int, port: int, devices: int = 1, fla
                             text=True, cwd=ROOT)
 
 
-def together(program, *, count: int, devices: int = 1, flag: str = "", timeout: float = 600):
+def together(program, *, count: int, devices: int = 1, flag: str = "", timeout: float = 1800):
     """[(exit code, stdout, stderr)] of all processes."""
     port = free_port()
     running = [started(program, index, count=count, port=port, devices=devices, flag=flag) for index in range(count)]
     return [ended(one, timeout) for one in running]
 
 
-def ended(process: subprocess.Popen, timeout: float = 600):
+def ended(process: subprocess.Popen, timeout: float = 1800):
     try:
         out, err = process.communicate(timeout=timeout)
     finally:
