@@ -6,8 +6,8 @@ place in a merge. `rank="official"` keeps them, as the authors' codes do.
 
 Two solvers. "svd" is the library's. "gram" takes the eigenvectors of the smaller Gram matrix, which squares the
 condition number, and is several times faster; it works in float64, so that for float32 matrices the loss stays below
-their own rounding, but for a few leading triplets, where float32 will do and is checked. "auto" is "gram" for all but
-small matrices, float64 ones and TPUs, which have no float64.
+their own rounding, but for a few leading triplets of large matrices, where float32 will do and is checked. "auto" is
+"gram" for all but small matrices, float64 ones and TPUs, which have no float64.
 """
 import dataclasses
 import functools
@@ -24,6 +24,7 @@ from tvjax.merging.statistics import static
 RANKS = ("numerical", "official")
 SOLVERS = ("auto", "svd", "gram")
 EVEN = 16  # largest over smallest singular value up to which the last product of a polar factor needs no float64
+QUICK = 512  # rows from which on few leading triplets are taken in float32: below, float64 costs little
 SMALL = 64  # below this the library's SVD costs nothing worth saving
 
 
@@ -109,7 +110,7 @@ def _thin(x, k: int, solver: str):
         return V, s, U
     if solver == "svd" or (solver == "auto" and not _squares(x, rows)):
         return _exact(x, k)
-    if 2 * k > rows:
+    if 2 * k > rows or (solver == "auto" and rows < QUICK):
         return _by_gram(x, k)
     found = _by_quick_gram(x, k)
     return found if solver == "gram" else _checked(_trusted(found[1]), found, lambda: _by_gram(x, k))
