@@ -11,8 +11,8 @@ Data: any files that `tvjax.data.text` reads, one a task; name yours by --config
 
 Expected of :quick (measured, three seeds; average test accuracy %, four tasks): zero-shot 60.3, linear probe 82.0,
 average 75.9 ± 0.5, task arithmetic 83.2 ± 1.3, TIES 83.3 ± 1.7, TSV-M 83.7 ± 0.8, fine-tuned 86.4 ± 0.4; negation takes
-the target from 60.3 to 38.7 ± 4.7 and the control from 66.7 to 64.9 ± 0.7; 2.8 GiB. The full config has not been measured.
-See experiments/minilm/README.md.
+the target from 60.3 to 38.7 ± 4.7 and the control from 66.7 to 64.9 ± 0.7; 2.8 GiB. The full config has not been
+measured. See experiments/minilm/README.md.
 """
 from ml_collections import ConfigDict
 

@@ -18,7 +18,8 @@ ARGUMENTS = {"quickstart": ("", "runlocal"), "glyphs": ("", "8", "14", "20", "ru
              "atlas": ("8", "addition", "negation", "fewshot", "tta", "peft", "selection", "minilm",
                        "vision", "runlocal"),
              "minilm": ("", "quick", "runlocal"), "vision": ("", "omniglot", "random", "runlocal"),
-             "llora": ("", "8", "protocol", "quick", "runlocal"), "language": ("runlocal",), "tangent": ("", "8", "quick", "runlocal"),
+             "llora": ("", "8", "protocol", "quick", "runlocal"), "language": ("runlocal",),
+             "tangent": ("", "8", "quick", "runlocal"),
              "clip_merge": ("runlocal",)}
 CASES = [(name, arg) for name, args in ARGUMENTS.items() for arg in args]
 

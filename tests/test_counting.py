@@ -47,7 +47,8 @@ def test_the_sum_needs_no_pass_of_its_own(long, monkeypatch):
     merging.dare_ties(density=0.5),  # draws belong to the place of an entry
     merging.ties(density=0.3, scope="leaf"),  # a threshold for each leaf
     merging.breadcrumbs_ties(),
-    merging.top(density=0.3) | merging.weigh(weights=merging.per_leaf({"a": 1.0, "b": 2.0, "c": 1.0})) | merging.agree(),
+    merging.top(density=0.3) | merging.weigh(weights=merging.per_leaf({"a": 1.0, "b": 2.0, "c": 1.0}))
+    | merging.agree(),
     merging.pcb(),  # a threshold that is more than a cut
 ])
 def test_where_an_entry_alone_does_not_decide_it_has_one(operator):
