@@ -81,16 +81,10 @@ def write(path: str | os.PathLike, state: State, *, tasks: Sequence[str], codec:
 def open_encoded(path: str | os.PathLike) -> Encoded:
     """The folder at `path`; ValueError with one sentence where it is none, broken, or of a newer version."""
     file = Path(path) / INDEX
-    if not file.is_file():
-        raise ValueError(f"{path} holds no encoded task vectors: it has no {INDEX}")
-    try:
-        about = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{file} is not JSON") from None
+    about = layout.json_of(file, f"{path} holds no encoded task vectors: it has no {INDEX}")
     if not isinstance(about, dict) or about.get("tvjax") != "encoded" or about.get("format") != FORMAT:
         raise ValueError(f"{file} is no index of encoded task vectors in format {FORMAT}, which this version reads")
-    if missing := [name for name in FIELDS if name not in about]:
-        raise ValueError(f"{file} lacks {', '.join(missing)}")
+    layout.check_fields(file, about, FIELDS)
     return Encoded(Path(path), about)
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import urllib.parse
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +138,31 @@ def write_index(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- reading
+def json_of(path: Path, absent: str) -> Any:
+    """What an index file says; ValueError with the sentence `absent` where it is not there, or where it is not JSON."""
+    if not path.is_file():
+        raise ValueError(absent)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is not JSON") from None
+
+
+def check_fields(path: Path, about: Mapping[str, Any], fields: Iterable[str]) -> None:
+    """Raises ValueError where an index lacks a field."""
+    if missing := [name for name in fields if name not in about]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}")
+
+
 def read_index(folder: Path) -> dict[str, Any]:
     """What `store.json` says, checked; one sentence where there is no store, a broken or a newer one."""
     path = folder / INDEX
-    if not path.is_file():
-        raise ValueError(f"{folder} is no store: it holds no {INDEX}")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not JSON") from None
+    about = json_of(path, f"{folder} is no store: it holds no {INDEX}")
     if not isinstance(about, dict) or about.get("tvjax") != "store":
         raise ValueError(f"{path} is not the index of a store of task vectors")
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} has format {about.get('format')}; this version reads {FORMAT}")
-    if missing := [name for name in FIELDS if name not in about]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}")
+    check_fields(path, about, FIELDS)
     if about["bit_order"] != packed.ORDER:
         raise ValueError(f"{path}: its masks are of {about['bit_order']!r} bit order; readable is {packed.ORDER!r}")
     return about

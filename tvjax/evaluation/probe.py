@@ -41,11 +41,8 @@ def linear_probe(train, val, test, *, classes: int, decays=DECAYS, steps: int = 
     >>> linear_probe((x, y), (x, y), (x, y), classes=2, steps=5)
     1.0
     """
-    (x, y), (x_val, y_val), (x_test, y_test) = ((_unit(x), np.asarray(y)) for x, y in (train, val, test))
-    fitted = [_fit(x, jnp.asarray(y), jnp.float32(decay), classes=classes, steps=steps) for decay in decays]
-    right = lambda w, x, y: float((np.asarray(_scores(w, x)).argmax(1) == y).mean())
-    best = max(fitted, key=lambda w: right(w, x_val, y_val))
-    return right(best, x_test, y_test)
+    best = _best(train, val, classes=classes, decays=decays, steps=steps)
+    return _right(best, *_prepared(test))
 
 
 def probe_head(train, val, *, classes: int, decays=DECAYS, steps: int = 100):
@@ -55,10 +52,23 @@ def probe_head(train, val, *, classes: int, decays=DECAYS, steps: int = 100):
     >>> (probe_head((x, y), (x, y), classes=2, steps=5).argmax(1) == y).all().item()
     True
     """
-    (x, y), (x_val, y_val) = ((_unit(x), np.asarray(y)) for x, y in (train, val))
-    fitted = [_fit(x, jnp.asarray(y), jnp.float32(decay), classes=classes, steps=steps, bias=False)["weight"]
-              for decay in decays]
-    return max(fitted, key=lambda head: float((np.asarray(x_val @ head).argmax(1) == y_val).mean()))
+    return _best(train, val, classes=classes, decays=decays, steps=steps, bias=False)["weight"]
+
+
+def _best(train, val, *, classes, decays, steps, bias=True):
+    """The weights and bias fitted on `train` with the first decay that is best on `val`."""
+    (x, y), judged = _prepared(train), _prepared(val)
+    fitted = [_fit(x, jnp.asarray(y), jnp.float32(decay), classes=classes, steps=steps, bias=bias) for decay in decays]
+    return max(fitted, key=lambda w: _right(w, *judged))
+
+
+def _prepared(split):
+    """(unit features, labels)."""
+    return _unit(split[0]), np.asarray(split[1])
+
+
+def _right(w, x, y) -> float:
+    return float((np.asarray(_scores(w, x)).argmax(1) == y).mean())
 
 
 def _unit(x):

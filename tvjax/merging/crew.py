@@ -4,6 +4,7 @@ The engine of one device (`streamed`) says what is done to a piece; here only wh
 program on a piece of the same size, so entry-wise results are equal bit by bit on any number of devices and processes;
 sums over the model are taken in float64 and exchanged, a few numbers for each.
 """
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -134,27 +135,21 @@ def _stacked(mesh: Mesh, parts: list) -> jax.Array:
     return jax.make_array_from_single_device_arrays(shape, NamedSharding(mesh, P(AXIS)), held)
 
 
-_programs: dict = {}
-
-
+@functools.cache
 def _alone(body):
-    if body not in _programs:
-        _programs[body] = jax.jit(body)
-    return _programs[body]
+    """The program of one item."""
+    return jax.jit(body)
 
 
+@functools.cache
 def _together(body, mesh: Mesh, structure, source, moving, still):
     """The program of one item on every device of the mesh, each with its own.
 
     Positions of the flattened arguments: `moving`, one for each device; `still`, the same for all; `source`, which of
     these stands at each position.
     """
-    key = (body, mesh, structure, source, moving, still)
-    if key not in _programs:
-        def one(stacks, same):
-            held = {i: stack[0] for i, stack in zip(moving, stacks, strict=True)} | dict(zip(still, same, strict=True))
-            given = jax.tree.unflatten(structure, [held[i] for i in source])
-            return jax.tree.map(lambda x: x[None], body(*given))
-        spread = jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False)
-        _programs[key] = jax.jit(spread)
-    return _programs[key]
+    def one(stacks, same):
+        held = {i: stack[0] for i, stack in zip(moving, stacks, strict=True)} | dict(zip(still, same, strict=True))
+        given = jax.tree.unflatten(structure, [held[i] for i in source])
+        return jax.tree.map(lambda x: x[None], body(*given))
+    return jax.jit(jax.shard_map(one, mesh=mesh, in_specs=(P(AXIS), P()), out_specs=P(AXIS), check_vma=False))
