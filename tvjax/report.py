@@ -122,7 +122,8 @@ def html_table(run: Run, tasks: int) -> str:
         alpha = ", ".join(f"{scale:g}" for scale in sorted(scales[line[0]])) or "–"
         kind = " class=anchor" if anchor else ""
         lines.append(f"<tr{kind}><th>{html.escape(line[0])}</th><td>{alpha}</td>{cells}</tr>")
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f"<div class=wide><table class=judged>{body}</table></div>"
 
 
 def _cell(absolute, relative, *, best: bool, spread: bool) -> str:

@@ -67,7 +67,7 @@ th,td{padding:.28rem .55rem;text-align:right;white-space:nowrap}
 thead th{border-bottom:2px solid var(--soft);font-weight:600}
 th:first-child,td:first-child{text-align:left;position:sticky;left:0;background:var(--paper)}
 tbody th,tbody td{border-bottom:1px solid var(--thin)}tbody th{font-weight:500}
-td:nth-child(3){background:var(--tint)}tr.anchor{color:var(--grey)}
+table.judged td:nth-child(3){background:var(--tint)}tr.anchor{color:var(--grey)}
 small{display:block;color:var(--grey);font-size:.78rem;line-height:1.1}
 table.plain td,table.plain th{text-align:left;white-space:normal;background:none}
 figure{margin:1.2rem 0}img{max-width:100%;height:auto;background:#fff;border-radius:4px}
