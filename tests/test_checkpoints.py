@@ -303,3 +303,13 @@ def test_slips_with_training_states(tmp_path):
         checkpoints.restore_state({"n": 0, "m": 1, "w": jnp.ones(4)}, tmp_path / "run")
     with pytest.raises(ValueError, match="s is a str; a training state holds arrays, keys and numbers"):
         checkpoints.save_state({"s": "words"}, tmp_path / "run", 2)
+
+
+def test_fields_of_a_file(tmp_path):
+    path = tmp_path / "config.json"
+    for text, said in (("{", "is not JSON"), ("[" * 100000, "is not JSON"), ("[1]", "holds a list, not fields with")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            checkpoints.fields_of(path)
+    path.write_text('{"a": 1}')
+    assert checkpoints.fields_of(path) == {"a": 1}

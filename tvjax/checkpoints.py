@@ -21,8 +21,8 @@ import safetensors.numpy
 from tvjax import tree
 from tvjax.state import latest_step, restore_state, save_state
 
-__all__ = ["Checkpoint", "check_finite", "content_hash", "latest_step", "load", "load_task_vector", "restore_state",
-           "save", "save_state", "save_task_vector"]
+__all__ = ["Checkpoint", "check_finite", "content_hash", "fields_of", "latest_step", "load", "load_task_vector",
+           "restore_state", "save", "save_state", "save_task_vector"]
 
 # What safetensors writes and reads back through numpy; float8 it writes only.
 DTYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16",
@@ -93,6 +93,17 @@ def _near(path: Path) -> str:
         return f"; the folder {path.parent} doesn't exist either"
     names = sorted(p.name for p in path.parent.iterdir())
     return f"; {tree.did_you_mean(path.name, names[:50])}" if names else f"; {path.parent} is empty"
+
+
+def fields_of(path: Path) -> dict[str, Any]:
+    """What a JSON file (a configuration, an index) says, by name; ValueError where it is no JSON or holds no fields."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}, not fields with names")
+    return found
 
 
 def _shards(index: Path) -> tuple[list[Path], set[str]]:

@@ -73,18 +73,18 @@ def load(folder: str | os.PathLike) -> Saved:
     folder = Path(folder)
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder} holds no {CONFIG}: it is no folder of adapters")
-    kind = _json(folder / CONFIG).get("peft_type", "LORA")
+    kind = checkpoints.fields_of(folder / CONFIG).get("peft_type", "LORA")
     read = {"LORA": _lora, "IA3": _rescale}.get(kind)
     if read is None:
         raise ValueError(f"{folder} is an adapter of type {kind}; LORA and IA3 are read")
     method, phi = read(folder)
-    about = _json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+    about = checkpoints.fields_of(folder / ABOUT) if (folder / ABOUT).is_file() else {}
     modules(phi, method)
     return Saved(str(folder), method, phi, about)
 
 
 def _lora(folder: Path):
-    config, given = read_lora_config(folder / CONFIG), _json(folder / CONFIG)
+    config, given = read_lora_config(folder / CONFIG), checkpoints.fields_of(folder / CONFIG)
     if config.ranks or config.alphas:
         raise ValueError(f"{folder} has other ranks or α for some modules, and one rank and α are read: merge it into "
                          "its base as a model (tvjax.disk does)")
@@ -110,16 +110,6 @@ def _phi(folder: Path) -> Any:
 
 def _any_of(names) -> str:
     return f"^({'|'.join(re.escape(name) for name in names)})$"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds a {type(found).__name__}, not fields with names")
-    return found
 
 
 def same_start(adapters: Sequence[Saved]) -> None:

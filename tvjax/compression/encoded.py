@@ -81,8 +81,8 @@ def write(path: str | os.PathLike, state: State, *, tasks: Sequence[str], codec:
 def open_encoded(path: str | os.PathLike) -> Encoded:
     """The folder at `path`; ValueError with one sentence where it is none, broken, or of a newer version."""
     file = Path(path) / INDEX
-    about = layout.json_of(file, f"{path} holds no encoded task vectors: it has no {INDEX}")
-    if not isinstance(about, dict) or about.get("tvjax") != "encoded" or about.get("format") != FORMAT:
+    about = layout.said_by(file, f"{path} holds no encoded task vectors: it has no {INDEX}")
+    if about.get("tvjax") != "encoded" or about.get("format") != FORMAT:
         raise ValueError(f"{file} is no index of encoded task vectors in format {FORMAT}, which this version reads")
     layout.check_fields(file, about, FIELDS)
     return Encoded(Path(path), about)

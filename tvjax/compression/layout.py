@@ -138,14 +138,11 @@ def write_index(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 # ---------------------------------------------------------------- reading
-def json_of(path: Path, absent: str) -> Any:
+def said_by(path: Path, absent: str) -> dict[str, Any]:
     """What an index file says; ValueError with the sentence `absent` where it is not there, or where it is not JSON."""
     if not path.is_file():
         raise ValueError(absent)
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        raise ValueError(f"{path} is not JSON") from None
+    return checkpoints.fields_of(path)
 
 
 def check_fields(path: Path, about: Mapping[str, Any], fields: Iterable[str]) -> None:
@@ -157,8 +154,8 @@ def check_fields(path: Path, about: Mapping[str, Any], fields: Iterable[str]) ->
 def read_index(folder: Path) -> dict[str, Any]:
     """What `store.json` says, checked; one sentence where there is no store, a broken or a newer one."""
     path = folder / INDEX
-    about = json_of(path, f"{folder} is no store: it holds no {INDEX}")
-    if not isinstance(about, dict) or about.get("tvjax") != "store":
+    about = said_by(path, f"{folder} is no store: it holds no {INDEX}")
+    if about.get("tvjax") != "store":
         raise ValueError(f"{path} is not the index of a store of task vectors")
     if about.get("format") != FORMAT:
         raise ValueError(f"{path} has format {about.get('format')}; this version reads {FORMAT}")

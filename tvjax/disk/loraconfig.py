@@ -1,10 +1,11 @@
 """adapter_config.json of a LoRA adapter: rank and scale of each module; what is more than LoRA is refused by name."""
-import json
 import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from tvjax import checkpoints
 
 WAY = "merge it into its base with peft's merge_and_unload, and give that"
 HARMLESS = {  # what does not change the product, or is read below
@@ -48,12 +49,7 @@ def _matched(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
 
 def read_lora_config(path: Path) -> Config:
     """The configuration in a file; ValueError where it is none, or of more than LoRA."""
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path} is not JSON") from None
-    if not isinstance(given, dict):
-        raise ValueError(f"{path} is no configuration: it holds a {type(given).__name__}")
+    given = checkpoints.fields_of(path)
     _refuse(path, given)
     rank, alpha = given.get("r", 8), given.get("lora_alpha", 8)
     ranks, alphas = given.get("rank_pattern") or {}, given.get("alpha_pattern") or {}

@@ -2,7 +2,6 @@
 
 `open_checkpoint` picks the format. Another format needs an object like `Opened` and one entry in `OPENERS`.
 """
-import json
 import math
 import os
 import re
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from tvjax import tree
+from tvjax import checkpoints, tree
 from tvjax.disk.headers import Entry, read_headers
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "diffusion_pytorch_model.safetensors",
@@ -197,15 +196,7 @@ def side_files(folder: Path) -> dict[str, Path]:
 
 def read_config(side: Mapping[str, Path]) -> dict[str, Any]:
     """config.json as a dict; {} where there is none."""
-    if "config.json" not in side:
-        return {}
-    try:
-        found = json.loads(side["config.json"].read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{side['config.json']} is not JSON") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{side['config.json']} is no configuration: it holds a {type(found).__name__}")
-    return found
+    return checkpoints.fields_of(side["config.json"]) if "config.json" in side else {}
 
 
 __all__ = ["OPENERS", "VIEWS", "Entry", "Opened", "Safetensors", "TensorInfo", "open_checkpoint", "read_config",

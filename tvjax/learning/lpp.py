@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tvjax.evaluation.heads import unit
+
 EPOCHS = 300
 EVERY = 10  # steps between two of α
 MOMENTUM = 0.9
@@ -42,11 +44,6 @@ def start(f: Any, labels: Any, head: Any) -> tuple[Probe, Rates]:
     n, largest = f.shape[0], jnp.linalg.eigvalsh(jnp.matmul(f.T, f, precision="highest"))[-1]
     rates = Rates(4 * n / largest, n / (4 * jnp.square(scores).sum(0).max()))
     return Probe(f.T @ onehot, jnp.full(text.shape[1], 250 * own.mean()), text), rates
-
-
-def unit(x):
-    """Rows of length 1."""
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
 def logits(probe: Probe, f: Any) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from tvjax import evaluation
+from tvjax.evaluation.heads import unit
 from tvjax.evaluation.top1 import padded
 from tvjax.learning.course import Course, Learned, Verdict, learn
 from tvjax.learning.fewshot import steps_of
@@ -39,7 +40,7 @@ def _features(point, eye, inputs, *, predict):
 
 def start(cached: Any) -> dict:
     """The adapter before training: the cache of unit features (shots, width) and (β₁, β₂) = (1, 2)."""
-    return {"cache": _unit(jnp.asarray(cached, jnp.float32)), "beta": jnp.array([1.0, 2.0])}
+    return {"cache": unit(jnp.asarray(cached, jnp.float32)), "beta": jnp.array([1.0, 2.0])}
 
 
 def logits(adapter: dict, f: Any, text: Any, onehot: Any) -> Any:
@@ -49,12 +50,8 @@ def logits(adapter: dict, f: Any, text: Any, onehot: Any) -> Any:
     >>> logits(adapter, jnp.array([[1.0, 0.0]]), jnp.zeros((1, 2)), jnp.eye(2)).round(3).tolist()
     [[2.0, 0.736...]]
     """
-    affinity = _unit(f) @ adapter["cache"].T
+    affinity = unit(f) @ adapter["cache"].T
     return text + adapter["beta"][1] * jnp.exp(-adapter["beta"][0] * (1 - affinity)) @ onehot
-
-
-def _unit(x):
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
 def alone(cached: Any, labels: Any, head: Any, val: tuple[Any, Any] | None, *, course: Course = ALONE) -> Learned:
