@@ -7,7 +7,7 @@ from typing import Any
 
 from tvjax import tree
 from tvjax.disk.match import Matched
-from tvjax.disk.readers import Opened
+from tvjax.disk.readers import Opened, read_config
 from tvjax.disk.recipe import Recipe, fields, plain
 
 OURS = ("README.md", "recipe.yaml", "ledger.jsonl")
@@ -26,7 +26,7 @@ def side_files(base: Opened, models: Mapping[str, Opened], recipe: Recipe) -> tu
     found = {name: base.side[name].read_bytes() for name in taken}
     left = code if recipe.code != "copy" else []
     notes = [f"left out: {tree.listing(left)}, which is code (code=copy takes it along)"] if left else []
-    if "config.json" in found and recipe.out_dtype != "base":
+    if "config.json" in found and (recipe.out_dtype != "base" or base.config != read_config(base.side)):
         found["config.json"] = _with_dtype(base.config, recipe.out_dtype)
     for label, model in models.items():
         both = [name for name in SAME if name in model.side and name in found]
@@ -38,6 +38,7 @@ def side_files(base: Opened, models: Mapping[str, Opened], recipe: Recipe) -> tu
 
 def _with_dtype(config: Mapping[str, Any], dtype: str) -> bytes:
     names = [name for name in ("dtype", "torch_dtype") if name in config] or ["dtype"]
+    names = [] if dtype == "base" else names
     return (json.dumps({**config, **dict.fromkeys(names, dtype)}, indent=2) + "\n").encode()
 
 

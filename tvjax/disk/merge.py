@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tvjax import checkpoints, sharding
-from tvjax.disk import cards, drive, outputs, planning, recipe, sharing, vocabularies, workdir, writers
+from tvjax.disk import cards, drive, outputs, planning, recipe, sharing, slices, vocabularies, workdir, writers
 from tvjax.disk import ledger as ledgers
 from tvjax.disk.deltas import Deltas, Zero
 from tvjax.disk.headers import DTYPES
@@ -73,7 +73,7 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
         if workdir.finished_before(ready.out, ready.task.head["merge"]):
             say(f"{ready.out} holds this merge already")
             return ready.out
-        crew = sharing.crew(ready.task.files)
+        crew = sharing.crew(ready.task.files, planning.entrywise(ready.task.operator, ready.task.source))
         first = crew is None or crew.rank == 0
         sharding.agree({"merge": ready.task.head["merge"]}, "merge")
         past = workdir.begun_before(ready.work, ready.task.head["merge"])
@@ -88,7 +88,7 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
                 drive.drive(ready.task._replace(brief=ledger == "brief", crew=crew), ready.work, past, data or {})
             sharding.barrier("merge written")
             if first:
-                sharing.join(ready.work, ready.task.files)
+                sharing.join(ready.work, ready.task.files, crew)
                 _finish(ready, command or shlex.join(["python", *sys.argv]))
                 for line in residual(ready, ready.out):
                     say(line)
@@ -149,16 +149,18 @@ class prepare:
         return Ready(recipe_, *place, task, plan, side, notes)
 
     def _open(self, recipe_: Recipe) -> tuple[Opened, dict[str, Opened]]:
-        found, problems = {}, []
-        for label, where in {"": recipe_.base, **recipe_.models}.items():
+        found, problems, cut = {}, [], recipe_.slices
+        every = {"": recipe_.base, **recipe_.models}
+        for where in slices.sources(cut) if cut else every.values():
             try:
-                found[label] = open_checkpoint(where, base=found.get(""))
-                self.opened.append(found[label])
+                found[where] = open_checkpoint(where, base=found.get(recipe_.base))
+                self.opened.append(found[where])
             except (ValueError, OSError) as error:
                 problems.append(str(error))
         if problems:
             raise ValueError("; ".join(dict.fromkeys(problems)))
-        return found.pop(""), found
+        seen = {label: slices.stacked(cut, label, found) if cut else found[where] for label, where in every.items()}
+        return seen.pop(""), seen
 
 
 def _files(recipe_: Recipe, tensors: Mapping[str, TensorInfo]) -> list[writers.Shard]:

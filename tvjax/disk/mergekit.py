@@ -4,15 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvjax import tree
+from tvjax.disk import cuts
 from tvjax.disk.readers import open_checkpoint
 from tvjax.disk.recipe import Recipe
+from tvjax.disk.slices import layers
 from tvjax.merging import compat
 from tvjax.merging.peers import ROWS
 from tvjax.merging.shorthand import spelt
 
 KEYS = ("merge_method", "base_model", "models", "slices", "parameters", "dtype", "out_dtype", "tokenizer_source",
         "tokenizer", "chat_template", "modules")
-EACH = ("weight", "density", "epsilon", "gamma")  # numbers that each model may have of its own
+EACH = ("weight", "density", "epsilon", "gamma", "scale")  # numbers that each model may have of its own
 
 
 def from_mergekit(given: Mapping[str, Any], what: str = "the recipe") -> Recipe:
@@ -24,43 +26,81 @@ def from_mergekit(given: Mapping[str, Any], what: str = "the recipe") -> Recipe:
     method = str(given["merge_method"])
     compat.acts_on("mergekit", method)  # says what there is where the name is mistyped
     base = _reference(given["base_model"], f"base_model of {what}") if given.get("base_model") else ""
-    inputs = _inputs(given, what, base)
     zero = compat.acts_on("mergekit", method, base=bool(base)) == "models"
-    inputs = _with_base(inputs, base, method, zero, what)
-    _check_tokenizer(given, base or inputs[0][0], what)
-    models = _labels([model for model, _ in inputs], what)
-    own = dict(zip(models, [numbers for _, numbers in inputs], strict=True))
-    numbers = _numbers(method, given.get("parameters") or {}, own, what)
+    if not zero and not base:
+        raise ValueError(f"{what} lacks base_model, which {method} takes differences from")
+    found = _combined(given, what, base, method, zero)
+    under = base or next(iter(found.labels.values()))
+    _check_tokenizer(given, under, what)
+    numbers = _numbers(method, found.everywhere, found.own, what)
     ours, options = compat.translate("mergekit", method, numbers)
     dtype, out = (str(given.get(name) or "").removeprefix("torch.") for name in ("dtype", "out_dtype"))
-    return Recipe(base=base or inputs[0][0], models=models, method=ours, options=spelt(options),
+    return Recipe(base=under, models=found.labels, method=ours, options=spelt(options), slices=found.slices,
                   origin="zero" if zero else "base", out_dtype=out or dtype or "base",
                   vocabulary="union" if "union" in _sources(given) else "refuse",
                   compute_dtype="float64" if dtype == "float64" else "float32")
 
 
 # ---------------------------------------------------------------- models
-def _inputs(given: Mapping[str, Any], what: str, base: str) -> list[tuple[str, dict[str, Any]]]:
-    """[(model, its own numbers)], from `models` or from slices that cover all layers."""
+def _combined(given: Mapping[str, Any], what: str, base: str, method: str, zero: bool) -> cuts.Cut:
+    """The models, from `models` or from slices, with their numbers and those of the whole merge."""
     if given.get("modules"):
         raise ValueError(f"modules in {what} cannot be had here: merge all tensors with models, or some with `only`")
     if bool(given.get("models")) == bool(given.get("slices")):
         raise ValueError(f"{what} needs either models or slices")
-    entries, where = given.get("models"), f"models of {what}"
-    if given.get("slices"):
-        entries, where = _uncut(given["slices"], f"slices of {what}"), f"sources in {what}"
+    everywhere = _mapping(given.get("parameters"), what)
+    if given.get("models"):
+        entries = enumerate(_listed(given["models"], f"models of {what}"))
+        inputs = [_entry(entry, base, f"models of {what}, entry {i + 1}") for i, entry in entries]
+    else:
+        slices = _slices(given["slices"], f"slices of {what}", base)
+        prefix, count = _layers(slices[0].sources[0].model)
+        inputs = cuts.uncut(slices, count, everywhere)
+        if inputs is None:
+            found = cuts.cut(slices, everywhere, base=base, differences=not zero, each=EACH, prefix=prefix,
+                             preset=ROWS["mergekit"][method].preset, where=f"slices of {what}")
+            _check_count(method, base, list(found.labels.values()), what)
+            return found
+    inputs = _with_base(inputs, base, method, zero, what)
+    labels = _labels([model for model, _ in inputs], what)
+    own = dict(zip(labels, [numbers for _, numbers in inputs], strict=True))
+    return cuts.Cut(labels, own, everywhere, [])
+
+
+def _entry(entry: Any, base: str, at: str, known: Sequence[str] = ("model", "parameters")) -> tuple[str, dict]:
+    """(a model, its own numbers)."""
+    entry = {"model": entry} if isinstance(entry, str) else entry
+    _check_keys(entry, known, at)
+    if "model" not in entry:
+        raise ValueError(f"{at}: it lacks model")
+    return _reference(entry["model"], at, base), _mapping(entry.get("parameters"), at)
+
+
+def _mapping(given: Any, at: str) -> dict[str, Any]:
+    if not isinstance(given or {}, Mapping):
+        raise ValueError(f"parameters of {at} map names to numbers")
+    return dict(given or {})
+
+
+def _slices(given: Any, where: str, base: str) -> list[cuts.Slice]:
     found = []
-    for i, entry in enumerate(_listed(entries, where)):
+    for i, one in enumerate(_listed(given, where)):
         at = f"{where}, entry {i + 1}"
-        entry = {"model": entry} if isinstance(entry, str) else entry
-        _check_keys(entry, ("model", "parameters"), at)
-        if "model" not in entry:
-            raise ValueError(f"{at}: it lacks model")
-        own = entry.get("parameters") or {}
-        if not isinstance(own, Mapping):
-            raise ValueError(f"{at}: parameters maps names to numbers")
-        found.append((_reference(entry["model"], at, base), dict(own)))
+        _check_keys(one, ("sources", "parameters"), at)
+        sources = [_source(source, base, f"{at}, source {j + 1}") for j, source in enumerate(
+            _listed(one.get("sources"), f"sources of {at}"))]
+        if len({source.last - source.first for source in sources}) > 1:
+            raise ValueError(f"{at}: its sources have other numbers of layers")
+        found.append(cuts.Slice(sources, _mapping(one.get("parameters"), at)))
     return found
+
+
+def _source(given: Any, base: str, at: str) -> cuts.Source:
+    model, own = _entry(given, base, at, ("model", "layer_range", "parameters"))
+    part = given.get("layer_range") if isinstance(given, Mapping) else None
+    if not isinstance(part, list) or [type(n) for n in part] != [int, int] or not 0 <= part[0] < part[1]:
+        raise ValueError(f"{at}: layer_range is [first, last], layers from first up to and without last; got {part!r}")
+    return cuts.Source(model, *part, own)
 
 
 def _reference(given: Any, at: str, base: str = "") -> str:
@@ -90,45 +130,17 @@ def _labels(models: Sequence[str], what: str) -> dict[str, str]:
     return dict(zip(last if len(set(last)) == len(last) else models, models, strict=True))
 
 
-def _uncut(slices: Any, where: str) -> list[dict[str, Any]]:
-    """The sources of slices that give all layers of all models, one after the other, with the same numbers."""
-    sources: list[list[dict[str, Any]]] = []
-    at = 0
-    for part in _listed(slices, where):
-        _check_keys(part, ("sources",), where)
-        ranges, plain = [], []
-        for source in _listed(part.get("sources"), where):
-            _check_keys(source, ("model", "layer_range", "parameters"), where)
-            ranges.append(source.get("layer_range"))
-            plain.append({name: value for name, value in source.items() if name != "layer_range"})
-        first = ranges[0]
-        fine = isinstance(first, list) and len(first) == 2 and all(isinstance(n, int) for n in first)
-        if not fine or any(one != first for one in ranges) or first[0] != at or (sources and plain != sources[0]):
-            raise ValueError(f"{where} {_CUT}")
-        at = first[1]
-        sources.append(plain)
-    there = _layers(sources[0][0].get("model"), where)
-    if at != there:
-        raise ValueError(f"{where} {_CUT}: they end at layer {at}, the first model has {there}")
-    return sources[0]
-
-
-_CUT = ("reorder, repeat or leave out layers, or differ in their numbers, which cannot be had here: give models, or "
-        "the same sources for all layers (numbers that vary by depth are gradients, [0, 0.5, 1])")
-
-
-def _layers(model: Any, where: str) -> int:
-    opened = open_checkpoint(_reference(model, where))
-    blocks = [found for found in map(tree.block, opened.tensors) if found]
-    opened.close()
-    return 1 + max((number for _, number in blocks), default=-1)
+def _layers(model: str) -> tuple[str, int]:
+    opened = open_checkpoint(model)
+    try:
+        return layers(opened)
+    finally:
+        opened.close()
 
 
 def _with_base(inputs, base: str, method: str, zero: bool, what: str):
     """The models that the method combines: without the base where it combines differences, with it otherwise."""
     if not zero:
-        if not base:
-            raise ValueError(f"{what} lacks base_model, which {method} takes differences from")
         inputs = [(model, own) for model, own in inputs if model != base]
     elif base and method == "slerp":
         inputs = [*((m, own) for m, own in inputs if m == base), *((m, own) for m, own in inputs if m != base)]
@@ -137,18 +149,23 @@ def _with_base(inputs, base: str, method: str, zero: bool, what: str):
         inputs = [*inputs, (base, {})]
     if not inputs:
         raise ValueError(f"{what} names no model but the base")
-    if method == "slerp" and (not base or len(inputs) != 2):
-        raise ValueError(f"slerp goes from base_model to one other model; {what} has "
-                         f"{'' if base else 'no base_model and '}{len(inputs)} models")
+    _check_count(method, base, [model for model, _ in inputs], what)
     return inputs
 
 
+def _check_count(method: str, base: str, models: Sequence[str], what: str) -> None:
+    if method == "slerp" and (not base or base not in models or len(models) != 2):
+        raise ValueError(f"slerp goes from base_model to one other model; {what} has "
+                         f"{'' if base else 'no base_model and '}{len(models)} models")
+    if method == "passthrough" and len(models) > 1:
+        raise ValueError(f"passthrough takes one model at a time; {what} has {len(models)} side by side")
+
+
 # ---------------------------------------------------------------- numbers
-def _numbers(method: str, everywhere: Any, own: Mapping[str, Mapping[str, Any]], what: str) -> dict[str, Any]:
+def _numbers(method: str, everywhere: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]],
+             what: str) -> dict[str, Any]:
     """The options as `compat.translate` takes them: what a model has itself goes before what all have."""
     row = ROWS["mergekit"][method]
-    if not isinstance(everywhere, Mapping):
-        raise ValueError(f"parameters of {what} map names to numbers")
     found = dict(everywhere)
     for option in dict.fromkeys(name for numbers in own.values() for name in numbers):
         if option not in EACH and option in row.takes:

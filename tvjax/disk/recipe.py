@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from tvjax import merging, tree
+from tvjax.disk import slices
 from tvjax.disk.match import POLICIES
 from tvjax.merging.checks import choice
 from tvjax.merging.operator import Operator
@@ -30,6 +31,8 @@ class Recipe:
     output: a "model", the merged step as a "task_vector", or as a "lora" adapter of at most this `rank`.
     origin: what task vectors start from, the "base" or "zero" (models themselves are combined, the base gives names,
     dtypes and what is not merged).
+    slices: for models stacked of layers of others, [{name: [model, first, last]}] for each of `models` and the base
+    (""): layers first … last − 1 of that model, then those of the next slice; all layers in their order without.
     """
 
     base: str
@@ -50,6 +53,7 @@ class Recipe:
     output: str = "model"
     rank: int = 16
     origin: str = "base"
+    slices: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __post_init__(self):
         for name, allowed in POLICIES.items():
@@ -68,6 +72,10 @@ class Recipe:
             raise ValueError("a merge needs a base, the pretrained model: give a directory or a hub id")
         if not self.models:
             raise ValueError("there is nothing to merge: the list of models is empty")
+        if self.slices and self.output != "model":
+            raise ValueError(f"slices make a model of other layers than the base's, whose step is no {self.output}: "
+                             "choose output=model")
+        slices.check(self.slices, self.models)
 
     @property
     def policies(self) -> dict[str, str]:

@@ -4,7 +4,6 @@ The base's tokens keep their rows, others follow (into the base's padding first)
 the base's row for it, or where the base lacks it the mean of those models that have it: its task vector is 0 there.
 """
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -50,8 +49,8 @@ def union(base: Opened, models: Mapping[str, Opened]) -> Union:
     made = {label: Aligned(one, label, rows, every, size) for label, one in every.items()}
     if added := len(vocabulary) - len(ours):
         notes.append(f"{added} tokens that the base lacks are in the vocabulary; they match as whole words")
+    made[""].config = _sized(base.config, size) if base.config else base.config
     side = {FILE: tokenizer.to_str(pretty=True).encode()}
-    side |= {"config.json": _sized(base.config, size)} if base.config else {}
     digest = hashlib.sha256(side[FILE] + b"".join(row.tobytes() for row in rows.values())).hexdigest()
     return Union(made.pop(""), dict(made), side, digest, notes)
 
@@ -108,12 +107,12 @@ def _height(opened: Opened, tables: Mapping[str, str]) -> int:
     return min(opened.tensors[name].shape[0] for name in tables.values())
 
 
-def _sized(config: Mapping[str, Any], size: int) -> bytes:
-    """config.json with its vocab_size, wherever that stands."""
+def _sized(config: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """A configuration with its vocab_size, wherever that stands."""
     inner = config.get("text_config")
     made = {**config, "text_config": {**inner, "vocab_size": size}} if isinstance(inner, dict) else dict(config)
     made |= {"vocab_size": size} if "vocab_size" in config or not isinstance(inner, dict) else {}
-    return (json.dumps(made, indent=2) + "\n").encode()
+    return made
 
 
 class Aligned:

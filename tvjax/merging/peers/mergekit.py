@@ -138,6 +138,7 @@ MERGEKIT = {
     ),
     "multislerp": Row("multi_slerp", {"unit": "leaf"}, WEIGHT, ("weight",), ("eps",), acts="models"),
     "sce": Row("sce", {"density": 1.0, "scale": 1.0}, {"select_topk": into("density", setting)}, silent=BITS),
+    "passthrough": Row("task_arithmetic", MK_SUM, {"scale": into("weights", each_model)}, acts="models"),
     "karcher": Row(
         "karcher",
         {"max_iter": 10, "tol": 1e-5, "unit": "leaf"},
@@ -149,6 +150,5 @@ NONE = {  # near to which of ours, and why they have no counterpart
     "arcee_fusion": ((), "its quantiles come from a random sample of entries"),
     "ram": ((), "it is not offered"),
     "ramplus_tl": ((), "it is not offered"),
-    "passthrough": ((), "it merges nothing; copy the model"),
     "nearswap": ((), "it is one task vector clipped to [-t, t]"),
 }
