@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tvjax import merging
-from tvjax.merging import counting, ranking, streamed
+from tvjax.merging import counting, pieces, ranking, streamed
 
 SHAPES = {"a": (60, 50), "b": (7,), "c": (33, 41)}
 
@@ -22,7 +22,7 @@ def stack(kind):
 def long(monkeypatch):
     """Streams of these lengths go by sample and bracket, as those of models do."""
     monkeypatch.setattr(ranking, "SMALL", 64)
-    monkeypatch.setattr(streamed, "SIZES", (1 << 10,))
+    monkeypatch.setattr(pieces, "SIZES", (1 << 10,))
 
 
 @pytest.mark.parametrize("kind", ["normal", "few values", "rows"])

@@ -124,7 +124,7 @@ def test_subsets_chunks_and_shards_change_nothing(name, inputs, tmp_path, monkey
     assert len(list(sharded.glob("model-*-of-*.safetensors"))) > 2
     for leaf, x in tree.flatten(checkpoints.load(sharded).params).items():
         np.testing.assert_array_equal(x, whole[leaf])
-    monkeypatch.setattr("tvjax.merging.streamed.SIZES", (1 << 10, 1 << 12))
+    monkeypatch.setattr("tvjax.merging.pieces.SIZES", (1 << 10, 1 << 12))
     jax.tree.map(
         np.testing.assert_array_equal,
         whole,

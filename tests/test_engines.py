@@ -100,12 +100,12 @@ def test_lists_and_stacks_agree(name):
 )  # its float sums depend on how they are split
 def test_chunk_size_changes_nothing(name, monkeypatch):
     one = OPERATORS[name](stack(1))
-    monkeypatch.setattr("tvjax.merging.streamed.SIZES", (1 << 10,))
+    monkeypatch.setattr("tvjax.merging.pieces.SIZES", (1 << 10,))
     big = {"w": np.random.default_rng(0).standard_normal((TASKS, 50, 60)).astype(np.float32)}
     jax.tree.map(np.testing.assert_array_equal, one, OPERATORS[name](stack(1)))
     if "leaf" not in name and "entry" not in name:
         small = OPERATORS[name](big)
-        monkeypatch.setattr("tvjax.merging.streamed.SIZES", (1 << 14,))
+        monkeypatch.setattr("tvjax.merging.pieces.SIZES", (1 << 14,))
         jax.tree.map(np.testing.assert_array_equal, small, OPERATORS[name](big))
 
 

@@ -73,7 +73,7 @@ def test_both_engines_are_the_plain_loop(by, quantile):
 def test_chunks_and_large_streams_change_nothing(monkeypatch):
     taus, gradients = stacks(entries=3000)
     one = merging.trust_region(quantile=0.9)(taus, gradients=gradients)
-    monkeypatch.setattr("tvjax.merging.streamed.SIZES", (1 << 10,))
+    monkeypatch.setattr("tvjax.merging.pieces.SIZES", (1 << 10,))
     monkeypatch.setattr("tvjax.merging.ranking.SMALL", 64)  # ranks by bracket and passes, as for large models
     jax.tree.map(np.testing.assert_array_equal, one, merging.trust_region(quantile=0.9)(taus, gradients=gradients))
 

@@ -55,7 +55,7 @@ CASES = {"70B x 10 experts": (llama70b, 10), "1B x 10,000 vectors": (llama1b, 10
 
 # ---------------------------------------------------------------- on paper
 def paper(args):
-    from tvjax.merging import crew, crewed, streamed
+    from tvjax.merging import crew, crewed, pieces
     for case, (shapes, tasks) in CASES.items():
         shapes = shapes()
         entries = sum(map(math.prod, shapes.values()))
@@ -65,9 +65,9 @@ def paper(args):
         for name, host in owner.items():
             load[host] += math.prod(shapes[name])
         uneven = max(load) * args.hosts / entries
-        piece = 4 * streamed.SIZES[-1] * (tasks + 3)
+        piece = 4 * pieces.sizes(tasks)[-1] * (tasks + 3)
         print(f"\n{case}: {entries / 1e9:.2f}e9 entries, {read / 1e12:.2f} TB in, {written / 1e9:.0f} GB out; on "
-              f"{args.hosts} hosts the fullest has {uneven:.2f} times its share; a piece of {streamed.SIZES[-1]:,} "
+              f"{args.hosts} hosts the fullest has {uneven:.2f} times its share; a piece of {pieces.sizes(tasks)[-1]:,} "
               f"entries of all tasks takes {piece / 1e6:,.0f} MB, the counts of a digit "
               f"{8 * tasks * 2**crewed.DIGIT / 1e3:,.0f} kB")
         for method in METHODS:

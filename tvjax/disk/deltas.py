@@ -1,7 +1,5 @@
 """Task vectors read from disk: θ_t − θ_0 of one piece at a time, in float32 (float64 where a file holds that)."""
-import math
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax.disk.readers import Opened, TensorInfo
+from tvjax.merging import buffers
 from tvjax.tree import wide
 
-BLOCK = 1 << 16  # entries that are read at once
+BLOCK = 3 << 16  # entries that are read at once
 
 
 class Place(NamedTuple):
@@ -44,7 +43,7 @@ class Deltas:
     def piece(self, name, start, stop):
         dtype = self.dtypes[name]
         origin = self.read_base(name, start, stop)
-        out = pieces.array((self.tasks, stop - start), dtype)
+        out = buffers.array((self.tasks, stop - start), dtype)
         for row, model, places in zip(out, self.models, self.places, strict=True):
             at = places[name]
             there = max(0, min(stop, at.entries) - start)
@@ -91,39 +90,6 @@ class Zero:
         return self.read(name, 0, info.size).reshape(info.shape)
 
 
-class Lease:
-    """Memory that goes back to where it came from when no array uses it any more."""
-
-    def __init__(self, store: "Store", block: np.ndarray, shape: tuple[int, ...], dtype: np.dtype):
-        self.store, self.block = store, block
-        self.__array_interface__ = block[: math.prod(shape)].reshape(shape).__array_interface__
-
-    def __del__(self):
-        self.store.free.append(self.block)
-
-
-class Store:
-    """Arrays for pieces, all of one size: fresh memory costs more than what is computed in it.
-
-    They begin at a multiple of 64 bytes: JAX takes such arrays over on CPU instead of copying them.
-    """
-
-    def __init__(self, most: int = 16):
-        self.free: deque[np.ndarray] = deque(maxlen=most)
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        if math.prod(shape) != shape[0] * BLOCK or dtype != np.float32:
-            return _aligned(math.prod(shape), dtype).reshape(shape)
-        try:
-            block = self.free.pop()
-        except IndexError:
-            block = _aligned(math.prod(shape), dtype)
-        if block.size < math.prod(shape):
-            block = _aligned(math.prod(shape), dtype)
-        return np.asarray(Lease(self, block, shape, dtype))
-
-
-pieces = Store()
 _threads = threading.local()
 
 
@@ -136,12 +102,6 @@ def _scratch(which: int, entries: int, dtype: np.dtype) -> np.ndarray:
         held = np.empty(BLOCK * 8, np.uint8)
         setattr(_threads, str(which), held)
     return held[: entries * dtype.itemsize].view(dtype)
-
-
-def _aligned(entries: int, dtype: np.dtype, to: int = 64) -> np.ndarray:
-    held = np.empty(entries * dtype.itemsize + to, np.uint8)
-    first = -held.ctypes.data % to
-    return held[first : first + entries * dtype.itemsize].view(dtype)
 
 
 def widened(x: np.ndarray, dtype: np.dtype) -> np.ndarray:

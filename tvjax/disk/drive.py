@@ -78,7 +78,9 @@ def _prepared(task: Task, data: Mapping[str, Any]) -> streamed.Run:
 
 
 def _finished(task: Task, job, names):
-    return streamed.finished(job, names) if task.crew is None else crewed.finished(job, task.crew, names)
+    if task.crew is not None:
+        return crewed.finished(job, task.crew, names)
+    return streamed.finished(job, names, lean=task.brief)
 
 
 def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger, done) -> None:
@@ -163,11 +165,11 @@ class Sink:
             hashes = {} if self.task.brief else self._input_hashes(name)
             self.untold.append(({}, self.sums, hashes))
         delta = np.asarray(made.result).reshape(-1)
-        taus = np.asarray(made.origin).reshape(self.task.source.tasks, -1)
+        taus = None if self.task.brief else np.asarray(made.origin).reshape(self.task.source.tasks, -1)
         for start in range(0, delta.size, BLOCK):
             step, stop = delta[start : start + BLOCK], min(start + BLOCK, delta.size)
             self._take(name, made.start + start, step)
-            if self.task.brief:
+            if taus is None:
                 continue
             self.sums.append(self.teller.submit(ledger.sums, taus[:, start:stop], step))
             if len(self.sums) > QUEUE:

@@ -10,13 +10,13 @@ from tvjax.disk.match import Matched
 from tvjax.disk.outputs import Outputs
 from tvjax.disk.readers import Opened, TensorInfo
 from tvjax.disk.writers import Shard, free_bytes
-from tvjax.merging import counting, ranking, streamed
+from tvjax.merging import ahead, counting, pieces, ranking
 from tvjax.merging import plan as stages
 from tvjax.merging.operator import Operator
 from tvjax.merging.statistics import Kth
 
 START = 300 << 20  # bytes that Python, NumPy and JAX take by themselves
-PIECES = 4 * streamed.AHEAD + 8  # that are read, computed or written at a time, over all threads
+PIECES = 4 * ahead.AHEAD + 8  # that are read, computed or written at a time, over all threads
 FACTORED = 48  # bytes an entry of a matrix that is taken apart: itself, its transpose and Gram matrix in float64
 SPEED = 1e9  # bytes a second, for the guess of the time
 
@@ -55,8 +55,8 @@ def memory(operator: Operator, source: Deltas) -> int:
     size = lambda leaf: math.prod(leaf.shape) * source.dtypes[leaf.name].itemsize
     whole = [size(leaf) for leaf in leaves.values() if not chunked(operator, leaf)]
     wide = max((dtype.itemsize for dtype in source.dtypes.values()), default=4)
-    bound = PIECES * (tasks + 3) * streamed.SIZES[-1] * wide
-    at_once = max(whole, default=0) + min(sum(whole), streamed.WHOLE * wide)
+    bound = PIECES * (tasks + 3) * pieces.sizes(tasks)[-1] * wide
+    at_once = max(whole, default=0) + min(sum(whole), ahead.WHOLE * wide)
     bound += 3 * (tasks + 3) * at_once  # decompositions hold what they read, and as much again twice
     if any(stage.stats for stage in operator.stages[1:]):
         bound += tasks * sum(whole)  # leaves taken half of the way are kept

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax.merging import numbers, plan, ranking, streamed
+from tvjax.merging import pieces as cuts
+from tvjax.merging.ahead import ahead, readers
 from tvjax.merging.numbers import each_task
 from tvjax.merging.operator import Operator
+from tvjax.merging.pieces import Piece, pad
 from tvjax.merging.statistics import Kth, Sum
 
 HELD = 1 << 25  # undecided entries, of all tasks, that are held; with more, the sum takes a pass of its own
@@ -77,15 +80,15 @@ class Pass:
                 for piece in streamed.pieces(job, leaf)]
         if self.score is jnp.abs and not any(piece.whole or way.stages for piece, way in ways):
             work = lambda piece, way: self._side(piece, way, np.asarray(streamed._read(job, piece)), None, low, high)
-            started = ((piece, streamed._readers().submit(work, piece, way)) for piece, way in ways)
-            yield from (future.result() for _, future in streamed._ahead(started))
+            started = ((piece, readers().submit(work, piece, way)) for piece, way in ways)
+            yield from (future.result() for _, future in ahead(started))
             return
         scored = ((piece, way, origin, streamed._measured(*streamed._inputs(job, piece, way, origin), f=self.score))
                   for piece, way, origin in streamed._origins(job, members, upto))
-        for piece, way, origin, scores in streamed._ahead(scored):
+        for piece, way, origin, scores in ahead(scored):
             yield self._side(piece, way, np.asarray(origin), np.asarray(scores), low, high)
 
-    def _side(self, piece: streamed.Piece, way: streamed.Way, origin, scores, low, high):
+    def _side(self, piece: Piece, way: streamed.Way, origin, scores, low, high):
         """(per task how many scores exceed `high`, and what a tally adds; the sum over entries that are decided, and
         the others) of a piece."""
         along = self.undecided is not None
@@ -120,9 +123,9 @@ class Pass:
         """The parts of the sum once the threshold is known; None where it was not taken along."""
         if self.undecided is None or not self.parts:
             return None
-        leaf, rest, size = self.members[0], np.concatenate(self.undecided, 1), streamed.SIZES[-1]
+        leaf, rest, size = self.members[0], np.concatenate(self.undecided, 1), cuts.SIZES[-1]
         stages, values = self._after(leaf, streamed._way(self.job, leaf, self.upto), threshold)
-        pieces = (streamed._pad(rest[:, at : at + size]) for at in range(0, rest.shape[1], size))
+        pieces = (pad(rest[:, at : at + size]) for at in range(0, rest.shape[1], size))
         last = (streamed._measured(stages, values, piece, None, self._place(), {}, f=self._sum().f) for piece in pieces)
         return [*self.parts, *last]
 

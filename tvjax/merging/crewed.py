@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tvjax.merging import plan, streamed
+from tvjax.merging.ahead import leaf_workers
 from tvjax.merging.crew import Crew, side_by_side
 from tvjax.merging.operator import Operator
 from tvjax.merging.sources import Source
@@ -55,7 +56,7 @@ def finished(job: Run, crew: Crew, names: Iterable[str]) -> Iterator[Made]:
     """The last pass over the leaves in `names`: pieces in their order inside of a leaf, whole leaves after the others,
     those of equal shapes side by side."""
     leaves, upto = [job.leaves[name] for name in names], len(job.operator.stages)
-    with streamed._threads(job):
+    with leaf_workers(streamed.matrices(job)):
         for (piece, origin), (x, finite) in side_by_side(crew, _items(job, leaves, upto), _through):
             job.check(finite, piece.leaf)
             if piece.whole:
@@ -73,7 +74,7 @@ def _items(job: Run, leaves, upto: int):
 
 
 def _through(stages, values, x, origin, place, fed):
-    return streamed._stages(stages, values, x, origin, place, fed), streamed._finite(x)
+    return streamed._stages(stages, values, x, origin, place, fed), streamed._finite(x, len(place.tasks))
 
 
 @functools.cache

@@ -204,29 +204,32 @@ def polar(a, *, rank: str = "numerical", solver: str = "auto"):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def _polar(a, rank, solver):
-    rows, columns = a.shape
-    if rows < columns:
-        return _polar(a.T, rank, solver).T
-    if solver == "svd" or (solver == "auto" and not _squares(a, columns)):
+    if solver == "svd" or (solver == "auto" and not _squares(a, min(a.shape))):
         return _polar_exact(a, rank)
     return _polar_by_gram(a)
 
 
 def _polar_exact(a, rank):
+    if a.shape[0] < a.shape[1]:
+        return _polar_exact(a.T, rank).T
     U, s, V = _exact(a, min(a.shape))
     return product(U * kept(s, rank)[None], V.T)
 
 
 def _polar_by_gram(a):
-    """A (AᵀA)^-½ in float64, over the eigenvalues that the numerical rank of A counts."""
+    """A (AᵀA)^-½, or (AAᵀ)^-½ A of a wide matrix, in float64, over the eigenvalues that the numerical rank counts."""
+    tall = a.shape[0] >= a.shape[1]
+    beside = lambda x, root: product(x, root) if tall else product(root, x)
+
     def factor(wide):
-        squares, V = jnp.linalg.eigh(product(wide.T, wide))
+        rows = jax.lax.optimization_barrier(wide.T) if tall else wide  # an array of its own: twice as fast below
+        squares, V = jnp.linalg.eigh(product(rows, rows.T))
         s = jnp.sqrt(jnp.maximum(squares, jnp.zeros_like(squares)))
         keep = kept(s.astype(a.dtype)).astype(s.dtype)
         inverse = keep / jnp.where(keep > 0, s, jnp.ones_like(s))
         root = product(V * inverse[None], V.T)
-        quick = product(wide.astype(a.dtype), root.astype(a.dtype))
-        return _checked(s.max() <= EVEN * s.min(), quick, lambda: product(wide, root).astype(a.dtype))
+        quick = beside(wide.astype(a.dtype), root.astype(a.dtype))
+        return _checked(s.max() <= EVEN * s.min(), quick, lambda: beside(wide, root).astype(a.dtype))
     return _in_double(factor)(a)
 
 

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax.merging import counting, numbers, plan, streamed
+from tvjax.merging import counting, numbers, pieces, plan, streamed
+from tvjax.merging.ahead import ahead
+from tvjax.merging.pieces import Piece, pad
 from tvjax.merging.ranking import RUN, kth_largest
 from tvjax.merging.statistics import Kth, Sum
-from tvjax.merging.streamed import Piece, Run, Way
+from tvjax.merging.streamed import Run, Way
 from tvjax.merging.traced import rank
 
 
@@ -58,7 +60,7 @@ def _measurements(job: Run, upto: int, members, stat) -> Iterator[tuple[Piece, A
     f = stat.f if isinstance(stat, Sum) else stat.score
     started = ((piece, streamed._measured(*streamed._inputs(job, piece, way, origin), f=f))
                for piece, way, origin in streamed._origins(job, members, upto))
-    for piece, made in streamed._ahead(started):
+    for piece, made in ahead(started):
         yield piece, made if isinstance(stat, Sum) else _unpadded(piece, np.asarray(made))
 
 
@@ -77,7 +79,7 @@ def _keep(job: Run, leaf: plan.Leaf, upto: int) -> None:
     """Takes a leaf through whole-leaf stages once, however many statistics come after them."""
     way = streamed._way(job, leaf, upto)
     if way.stages and not streamed._chunked(job, leaf):
-        [(piece, _, origin)] = streamed._origins(job, [leaf], upto)
+        [(piece, way, origin)] = streamed._origins(job, [leaf], upto, lean=True)
         x, finite = streamed._through(*streamed._inputs(job, piece, way, origin))
         job.check(finite, leaf)
         job.kept[leaf.name] = (upto, x)
@@ -97,9 +99,9 @@ def _sampler(job: Run, stat, upto: int, members):
             size, place = math.prod(leaf.shape), plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(0),
                                                             np.float32(leaf.depth))
             runs = [job.source.piece(leaf.name, at, min(at + RUN, size)) for at in range(-before % step, size, step)]
-            for first in range(0, len(runs), streamed.SIZES[-1] // RUN):
-                part = np.concatenate(runs[first : first + streamed.SIZES[-1] // RUN], 1)
-                yield np.asarray(_score(stat, way, streamed._pad(part), place))[:, : part.shape[1]]
+            for first in range(0, len(runs), pieces.SIZES[-1] // RUN):
+                part = np.concatenate(runs[first : first + pieces.SIZES[-1] // RUN], 1)
+                yield np.asarray(_score(stat, way, pad(part), place))[:, : part.shape[1]]
             before += size
 
     return sample

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 SMALL = 1 << 22  # scores (of all tasks) that are simply held and partitioned
-EVERY = 61  # one score in at least so many is sampled; a prime, so that it does not follow the columns of a matrix
+EVERY = 101  # one score in at least so many is sampled; a prime, so that it does not follow the columns of a matrix
 RUN = 1 << 10  # scores that follow each other in a sample: a page of a file
 
 
@@ -58,7 +58,7 @@ def kth_largest(scores: Callable[[], Iterator[np.ndarray]], k, entries: int, *, 
     drawn = np.concatenate(list(thin), 1)
     ordered, k = np.sort(drawn, 1)[:, ::-1], np.broadcast_to(np.asarray(k), (len(drawn),))
     collect = collect or (lambda low, high: collected(scores(), low, high))
-    for spread in (6.0, 60.0, np.inf):
+    for spread in (4.5, 60.0, np.inf):
         low, high = _bracket(drawn, ordered, k / entries, spread)
         above, inside = collect(low, high)
         if all(n < want <= n + found.total for n, want, found in zip(above, k, inside, strict=True)):
@@ -72,7 +72,7 @@ def stride(entries: int) -> int:
     """One of how many scores is sampled: few enough samples to hold, of the largest models too.
 
     >>> stride(1 << 20), stride(7 << 30)
-    (61, 1801)
+    (101, 1801)
     """
     every = max(EVERY, entries >> 22)
     while any(every % n == 0 for n in range(2, int(every**0.5) + 1)):

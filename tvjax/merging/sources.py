@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tvjax.merging import buffers
 from tvjax.tree import wide
 
 
@@ -57,7 +58,7 @@ class Listed:
     def piece(self, name, start, stop):
         dtype = self.dtypes[name] if self.base is not None else wide(self.dtypes[name])
         cut = lambda flat: np.asarray(flat[name]).reshape(-1)[start:stop]
-        out = np.empty((self.tasks, stop - start), dtype)
+        out = buffers.array((self.tasks, stop - start), dtype)
         for row, flat in zip(out, self.flats, strict=True):
             if self.base is None:
                 row[:] = cut(flat)

@@ -5,12 +5,9 @@ A pass for each stage that declares statistics, then one that applies the leaf f
 entry-wise go in chunks of fixed sizes (a few programs serve every model), others whole. Chunk boundaries and order are
 the same wherever the entries come from: results from memory and from disk are equal bit by bit.
 """
-import contextlib
-import dataclasses
 import functools
+import itertools
 import math
-import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -18,26 +15,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import threadpoolctl
 
-from tvjax.merging import numbers, plan
+from tvjax.merging import plan
+from tvjax.merging.ahead import ahead, leaf_workers, readers
 from tvjax.merging.numbers import sum_tasks
 from tvjax.merging.operator import Operator
+from tvjax.merging.pieces import Piece, chunks, cut, cut_numbers, pad
 from tvjax.merging.sources import Source
 from tvjax.merging.statistics import group
-
-AHEAD = 3  # pieces that are read and started ahead of their use
-WHOLE = 5 << 20  # entries of a task in whole leaves that are under way at once
-SIZES = (1 << 10, 1 << 13, 1 << 16)  # multiples of draws.BLOCK; eight tasks' float32 fill a few MB, which caches hold
-
-
-class Piece(NamedTuple):
-    """A part of a leaf: entries start:stop flattened and padded to a fixed size, or the whole leaf."""
-
-    leaf: plan.Leaf
-    start: int
-    stop: int
-    whole: bool
 
 
 class Run(NamedTuple):
@@ -72,7 +57,7 @@ def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tu
     Raises ValueError naming the first leaf with NaN or infinite entries.
     """
     held: list[Made] = []
-    for made in finished(prepare(operator, source, tasks, data)):
+    for made in finished(prepare(operator, source, tasks, data), lean=True):
         held.append(made)
         if made.stop == math.prod(made.leaf.shape):
             yield made.leaf.name, _joined(held, source.dtypes[made.leaf.name])
@@ -98,13 +83,15 @@ def prepare(operator: Operator, source: Source, tasks, data: Mapping, check: Cal
     return job
 
 
-def finished(job: Run, names=None) -> Iterator[Made]:
-    """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`."""
+def finished(job: Run, names=None, *, lean: bool = False) -> Iterator[Made]:
+    """The last pass: results piece by piece in order, in float32 or wider, for all leaves or those in `names`.
+
+    lean: whole leaves come without their origin where they can do without (see `_reduced`).
+    """
     leaves = job.leaves.values() if names is None else [job.leaves[name] for name in names]
-    started = ((piece, origin, _through(*_inputs(job, piece, way, origin)))
-               for piece, way, origin in _origins(job, leaves, len(job.operator.stages)))
-    with _threads(job):
-        for piece, origin, (x, finite) in _ahead(started):
+    with leaf_workers(matrices(job)) as workers:
+        for piece, made in ahead(_started(job, leaves, lean, workers)):
+            origin, (x, finite) = made()
             job.check(finite, piece.leaf)
             if piece.whole:
                 yield Made(piece.leaf, 0, piece.stop, jax.tree.map(np.asarray, x), origin)
@@ -112,12 +99,27 @@ def finished(job: Run, names=None) -> Iterator[Made]:
                 yield Made(piece.leaf, piece.start, piece.stop, np.asarray(x)[..., : piece.stop - piece.start], origin)
 
 
-def _threads(job: Run):
-    """Where many small leaves run side by side, each decomposition gets one thread: BLAS's own would stand in each
-    other's way."""
-    whole = [math.prod(leaf.shape) for leaf in job.leaves.values() if len(leaf.shape) > 1 and not _chunked(job, leaf)]
-    several = len(whole) >= (os.cpu_count() or 1) > 1 and 2 * max(whole) <= WHOLE
-    return threadpoolctl.threadpool_limits(1, user_api="blas") if several else contextlib.nullcontext()
+def _started(job: Run, leaves: Iterable[plan.Leaf], lean: bool, workers: ThreadPoolExecutor | None):
+    """(piece, what gives its entries and what has become of them) over all pieces of leaves."""
+    upto = len(job.operator.stages)
+
+    def made(leaf: plan.Leaf):
+        [(piece, way, origin)] = _origins(job, [leaf], upto, lean=lean)
+        return origin, jax.block_until_ready(_through(*_inputs(job, piece, way, origin)))
+
+    for apart, some in itertools.groupby(leaves, lambda leaf: workers is not None and not _chunked(job, leaf)):
+        if apart and workers is not None:
+            yield from ((Piece(leaf, 0, math.prod(leaf.shape), True), workers.submit(made, leaf).result)
+                        for leaf in some)
+            continue
+        for piece, way, origin in _origins(job, some, upto, lean=lean):
+            done = _through(*_inputs(job, piece, way, origin))
+            yield piece, lambda origin=origin, done=done: (origin, done)
+
+
+def matrices(job: Run) -> list[int]:
+    """The entries of each matrix that goes whole."""
+    return [math.prod(leaf.shape) for leaf in job.leaves.values() if len(leaf.shape) > 1 and not _chunked(job, leaf)]
 
 
 def _joined(parts: list[Made], dtype):
@@ -137,7 +139,7 @@ def pieces(job: Run, leaf: plan.Leaf) -> list[Piece]:
     entries = math.prod(leaf.shape)
     if entries == 0 or not _chunked(job, leaf):
         return [Piece(leaf, 0, entries, True)]
-    return [Piece(leaf, start, min(start + SIZES[-1], entries), False) for start in range(0, entries, SIZES[-1])]
+    return chunks(leaf, job.source.tasks)
 
 
 def _chunked(job: Run, leaf: plan.Leaf) -> bool:
@@ -148,38 +150,48 @@ def _plain(job: Run, leaf: plan.Leaf) -> bool:
     return not hasattr(job.source.dtypes[leaf.name], "factors")
 
 
-def _origins(job: Run, leaves: Iterable[plan.Leaf], upto: int) -> Iterator[tuple[Piece, "Way", Any]]:
-    """(piece, its way, its entries) over all pieces of leaves; where reading takes time, other threads read ahead."""
-    ways = ((piece, way) for leaf in leaves for way in [_way(job, leaf, upto)] for piece in pieces(job, leaf))
+def _origins(job: Run, leaves: Iterable[plan.Leaf], upto: int, *, lean: bool = False):
+    """(piece, its way, its entries) over all pieces of leaves."""
+    found = lambda leaf: _reduced(job, leaf, _way(job, leaf, upto)) if lean else _way(job, leaf, upto)
+    return _with_entries(job, ((piece, way) for leaf in leaves for way in [found(leaf)] for piece in pieces(job, leaf)))
+
+
+def _with_entries(job: Run, ways: Iterable[tuple[Piece, "Way"]]) -> Iterator[tuple[Piece, "Way", Any]]:
+    """The same with what the way begins with, None where that is there already; where reading takes time, other threads
+    read ahead."""
     if not getattr(job.source, "reads_ahead", False):
-        yield from ((piece, way, _read(job, piece)) for piece, way in ways)
+        yield from ((piece, way, None if way.lean else _read(job, piece)) for piece, way in ways)
         return
-    read = lambda piece: (lambda: _read(job, piece)) if piece.whole else _readers().submit(_read, job, piece).result
-    for piece, way, entries in _ahead((piece, way, read(piece)) for piece, way in ways):
+    now = lambda piece: lambda: _read(job, piece)
+    read = lambda piece, way: (lambda: None) if way.lean else now(piece) if piece.whole else readers().submit(
+        _read, job, piece).result
+    for piece, way, entries in ahead((piece, way, read(piece, way)) for piece, way in ways):
         yield piece, way, entries()
 
 
-@functools.cache
-def _readers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(2, "tvjax-read")
+def _reduced(job: Run, leaf: plan.Leaf, way: "Way") -> "Way":
+    """The way of a leaf that goes whole, from behind the entry-wise stages that reduce it over tasks: chunks pass
+    those, so that it is never held for all tasks. The same way where there are none, or its origin is needed."""
+    count = next((i for i, stage in enumerate(way.stages) if not stage.entrywise), 0)
+    if way.state is not None or count == 0 or not leaf.shape or not _plain(job, leaf) or any(
+            "origin" in stage.needs for stage in way.stages[count:]):
+        return way
+    first, cuts, held = Way(way.stages[:count], way.values[:count], None), chunks(leaf, job.source.tasks), None
+    started = ((piece, _through(*_inputs(job, piece, first, entries)))
+               for piece, _, entries in _with_entries(job, ((piece, first) for piece in cuts)))
+    for piece, (x, finite) in ahead(started):
+        if x.ndim != 1:
+            return way
+        job.check(finite, leaf)
+        held = np.empty(math.prod(leaf.shape), x.dtype) if held is None else held
+        held[piece.start : piece.stop] = x[: piece.stop - piece.start]
+    return way if held is None else Way(way.stages[count:], way.values[count:], held.reshape(leaf.shape), True)
 
 
 def _read(job: Run, piece: Piece):
     if piece.whole:
         return job.source.whole(piece.leaf.name)
-    return _pad(job.source.piece(piece.leaf.name, piece.start, piece.stop))
-
-
-def _pad(x: np.ndarray) -> np.ndarray:
-    """Entries (tasks, n) padded with zeros to the next fixed size, which every stage and statistic ignores."""
-    size = next(size for size in SIZES if size >= x.shape[-1])
-    return x if x.shape[-1] == size else np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])
-
-
-def _cut(array, piece: Piece):
-    """The part of entry-wise data (shaped as the leaf, or as the stack) that belongs to a piece."""
-    flat = np.asarray(array).reshape(*np.shape(array)[: np.ndim(array) - len(piece.leaf.shape)], -1)
-    return _pad(flat[..., piece.start : piece.stop])
+    return pad(job.source.piece(piece.leaf.name, piece.start, piece.stop))
 
 
 # ---------------------------------------------------------------- stages
@@ -189,6 +201,7 @@ class Way(NamedTuple):
     stages: tuple
     values: tuple
     state: Any  # where the leaf has been taken to, None at the start
+    lean: bool = False  # whether nothing else is needed
 
 
 def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
@@ -202,24 +215,18 @@ def _way(job: Run, leaf: plan.Leaf, upto: int) -> Way:
 def _inputs(job: Run, piece: Piece, way: Way, origin):
     """The arguments of `_through` that take a piece along its way."""
     leaf = piece.leaf
-    stages = way.stages if piece.whole else tuple(_cut_numbers(stage, piece) for stage in way.stages)
+    stages = way.stages if piece.whole else tuple(cut_numbers(stage, piece) for stage in way.stages)
     needed = {need for stage in stages for need in stage.needs if need in job.data}
     found = {need: plan.datum(job.data, need, leaf.name) for need in needed}
-    fed = {need: datum if piece.whole else _cut(datum, piece) for need, datum in found.items()}
+    fed = {need: datum if piece.whole else cut(datum, piece) for need, datum in found.items()}
     place = plan.Place(plan.hashed(leaf.name), job.tasks, np.uint32(piece.start), np.float32(leaf.depth))
     return stages, way.values, origin if way.state is None else way.state, origin, place, fed
-
-
-def _cut_numbers(stage, piece: Piece):
-    cut = {k: numbers.Entries({"": _cut(v.array, piece)})
-           for k, v in stage.numbers.items() if isinstance(v, numbers.Entries)}
-    return dataclasses.replace(stage, numbers={**stage.numbers, **cut}) if cut else stage
 
 
 @jax.jit
 def _through(stages, values, x, origin, place, fed):
     """A piece after its stages, and whether all that went in is finite."""
-    return _stages(stages, values, x, origin, place, fed), _finite(x)
+    return _stages(stages, values, x, origin, place, fed), _finite(x, len(place.tasks))
 
 
 @functools.partial(jax.jit, static_argnames="f")
@@ -227,27 +234,13 @@ def _measured(stages, values, x, origin, place, fed, *, f: Callable):
     return f(_stages(stages, values, x, origin, place, fed))
 
 
-def _finite(x):
-    one = lambda part: jnp.isfinite(sum_tasks(0 * part) if part.ndim else part).all()
-    return jnp.stack([one(part) for part in jax.tree.leaves(x)]).all()
+def _finite(x, tasks: int):
+    """Whether all entries are finite; of a stack through one sum over tasks, which is quick."""
+    one = lambda part: sum_tasks(0 * part) if part.shape[:1] == (tasks,) else part
+    return jnp.stack([jnp.isfinite(one(part)).all() for part in jax.tree.leaves(x)]).all()
 
 
 def _stages(stages, values, x, origin, place, fed):
     for stage, mine in zip(stages, values, strict=True):
         x = plan.apply(stage, mine, x, place, origin, fed)
     return x
-
-
-def _ahead(items: Iterator) -> Iterator:
-    """The same items (a piece first), started a little ahead of their use, so that reading and computing overlap.
-
-    Whole leaves run side by side as far as few of them are under way; a large one goes alone, since two of them may be
-    more than memory holds.
-    """
-    waiting: deque = deque()
-    under_way = lambda: sum(item[0].stop for item in waiting if item[0].whole)
-    for item in items:
-        waiting.append(item)
-        while len(waiting) > AHEAD or under_way() > WHOLE:
-            yield waiting.popleft()
-    yield from waiting
