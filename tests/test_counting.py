@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tvjax import merging
-from tvjax.merging import counting, pieces, ranking, streamed
+from tvjax.merging import counting, pieces, ranking
 
 SHAPES = {"a": (60, 50), "b": (7,), "c": (33, 41)}
 

@@ -30,10 +30,13 @@ def sizes(tasks: int) -> tuple[int, ...]:
     return tuple(size for size in SIZES if size * tasks <= MOST) or SIZES[:1]
 
 
-def chunks(leaf: plan.Leaf, tasks: int) -> list[Piece]:
-    """A leaf of so many tasks in chunks, the largest first."""
-    entries, allowed = math.prod(leaf.shape), sizes(tasks)
-    cuts = [0]
+def chunks(leaf: plan.Leaf, tasks: int, first: int = 0, last: int | None = None) -> list[Piece]:
+    """A leaf of so many tasks, or its entries first:last, in chunks, the largest first.
+
+    The same as those of the whole leaf if `first` is a multiple of the largest size.
+    """
+    entries, allowed = math.prod(leaf.shape) if last is None else last, sizes(tasks)
+    cuts = [first]
     for size in allowed[:0:-1] or allowed:
         cuts += range(cuts[-1] + size, entries + 1, size)
     cuts += [entries] if cuts[-1] < entries else []
