@@ -3,10 +3,11 @@ import json
 import socket
 import time
 
+import numpy as np
 import pytest
 
-from tests import processes
-from tvjax import results, sharding
+from tests import one_mesh, processes
+from tvjax import checkpoints, results, sharding, tree
 from tvjax.sharding import processes as ours
 
 SILENCE = 8  # seconds
@@ -117,3 +118,29 @@ def test_tasks_are_shared_and_a_killed_run_is_continued(tmp_path):
     assert {row["task"] for row in rows} >= {"greek", "digits"}
     assert {"average", "ties", "tsv_m", "iso_c", "consensus"} <= {row["method"] for row in rows}
     assert (tmp_path / "report.html").exists()
+
+
+# ---------------------------------------------------------------- tasks done together, on one mesh
+def test_a_job_on_a_mesh_over_two_processes_gives_the_numbers_of_one_device_and_goes_on_where_it_died(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    expected = one_mesh.do(one)
+    (code, _, err), (gone, out, _) = processes.together(["tests/one_mesh.py", two, "die"], count=2)
+    assert gone == 9 and "dies after greek.json" in out
+    assert code == ours.DIED and sentences(err) == [f"process 1 has not been heard of for {SILENCE} s: {ours.AGAIN}"]
+    greek = two / "task_vectors" / "seed0" / "greek.safetensors"
+    before, [state] = greek.stat().st_mtime_ns, list((two / "state").glob("digits-*"))
+    assert (state / "2").exists()
+
+    said = processes.together(["tests/one_mesh.py", two, "well"], count=2)
+    assert [code for code, _, _ in said] == [0, 0], said
+    assert all("greek, seed 0: reused" in out and "digits, seed 0: fine-tuned" in out for _, out, _ in said)
+    assert greek.stat().st_mtime_ns == before and not state.exists()
+    for task in ("greek", "digits"):
+        pair = [tree.flatten(checkpoints.load_task_vector(
+            folder / "task_vectors" / "seed0" / f"{task}.safetensors").params) for folder in (one, two)]
+        assert set(pair[0]) == set(pair[1])
+        for name, x in pair[0].items():
+            np.testing.assert_allclose(pair[1][name], x, rtol=1e-5, atol=1e-5, err_msg=name)
+    accuracies = lambda rows: {tuple(row[name] for name in ("metric", "method", "task", "split")): row["value"]
+                               for row in rows if "accuracy" in row["metric"] and "scale" not in row}
+    assert accuracies(results.read(two / "results.jsonl")) == accuracies(expected) != {}

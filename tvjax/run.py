@@ -126,6 +126,11 @@ def main(argv):
         if TRACEBACK.value and not DISTRIBUTED.value:
             raise
         stop(error)
+    except RuntimeError:  # what XLA raises where another process goes away in the middle of a collective
+        if DISTRIBUTED.value:
+            from tvjax import sharding
+            sharding.broken_off()
+        raise
 
 
 def tracked(config, folder, track):

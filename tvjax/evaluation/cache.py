@@ -3,7 +3,7 @@ import hashlib
 import json
 import os
 
-from tvjax import checkpoints, results, tree
+from tvjax import checkpoints, results, sharding, tree
 
 
 def cached(path, compute, *parts):
@@ -19,10 +19,10 @@ def cached(path, compute, *parts):
     (0.5, 0.5)
     """
     key = content_key(*parts)
-    if key in (known := _kept(path)):
-        return known[key]
+    if there := sharding.decided(lambda: [known[key]] if key in (known := _kept(path)) else []):
+        return there[0]
     value = json.loads(json.dumps(compute()))  # the same types now as when it is read
-    results.append_line(path, {"key": key, "value": value})
+    sharding.once(lambda: results.append_line(path, {"key": key, "value": value}))
     return value
 
 

@@ -6,7 +6,6 @@ that every merge, mask and codec works on it as on any other, and θ0 + τ is th
 import dataclasses
 import functools
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tvjax import adapters, calibration, checkpoints, evaluation, training, tree, vectors
-from tvjax.experiment import finetune, talos_tuning, workdir
+from tvjax.experiment import finetune, sharing, talos_tuning
 from tvjax.experiment.loading import Problem
 from tvjax.experiment.study import Bench
 from tvjax.experiment.ways import sites
@@ -59,8 +58,11 @@ def _with_phi(apply: Callable, method: adapters.Method) -> Callable:
 
 
 def task_vectors(bench: Bench, method: adapters.Method, folder, *, progress: bool | None = None) -> dict[str, Any]:
-    """{task: φ_t − φ0}, from `folder` where method, recipe, data and base are the same."""
-    return {task: vector(bench, method, task, folder, progress=progress).tau for task in bench.usual.tasks}
+    """{task: φ_t − φ0}, from `folder` where method, recipe, data and base are the same.
+
+    Several processes share the tasks (`sharing.each`).
+    """
+    return sharing.each(bench.usual.tasks, lambda task: vector(bench, method, task, folder, progress=progress).tau)
 
 
 class Adapted(NamedTuple):
@@ -80,19 +82,17 @@ def vector(bench: Bench, method: adapters.Method, task: str, folder, *, recipe: 
     recipe = dataclasses.replace(recipe, weight_decay=0.0)
     path = Path(folder) / "adapters" / (label or _name(method)) / f"seed{bench.seed}" / f"{task}.safetensors"
     key = evaluation.content_key(json.dumps(dataclasses.asdict(recipe), sort_keys=True), about.keys[task]["train"])
-    beside_it, known = path.with_suffix(".json"), finetune._about(path)
+    known = finetune.known(path)
     if known.get("key") == key:
         return Adapted(vectors.TaskVector(checkpoints.load_task_vector(path).params), known["seconds"])
     _, phi0 = split(about.theta0, method)
     state = path.with_name(f"{task}-{key[:12]}.state")
     loss, feed, frozen = talos_tuning.ingredients(bench, task, recipe)
     fitted = training.fit_sparse(loss, about.theta0, calibration.full(phi0), feed, recipe, frozen=frozen,
-                                 state_dir=state, save_every=finetune.SAVE_EVERY, progress=progress)
+                                 place=training.own_rows, state_dir=state, save_every=finetune.SAVE_EVERY,
+                                 progress=progress)
     tau = jax.device_get(vectors.task_vector(split(fitted.params, method)[1], phi0))
-    beside_it.unlink(missing_ok=True)  # never an old key beside a new vector
-    checkpoints.save_task_vector(tau, path, base=about.base)
-    workdir.write_text(beside_it, json.dumps({"key": key, "seconds": fitted.seconds}) + "\n")
-    shutil.rmtree(state, ignore_errors=True)
+    finetune.keep(path, tau, {"key": key, "seconds": fitted.seconds}, base=about.base, state=state)
     bench.say(f"{label or _name(method)}, {task}, seed {bench.seed}: fine-tuned in {fitted.seconds:.0f} s")
     return Adapted(tau, fitted.seconds)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tvjax import evaluation, learning, training
+from tvjax import evaluation, learning, sharding, training
 from tvjax.experiment import rows, study, way_tuning
 from tvjax.experiment import ways as experiment_ways
 from tvjax.experiment.atlas_bench import named, of_pool, once, plain, row, saw, told
@@ -118,7 +118,8 @@ def _learned(bench: Bench, tasks, held, scheme: Scheme, anchors, folder, *, geom
         scaled = [learning.delta(learning.take(held, [i]), _one(made["params"], i), scheme) for i in range(len(tasks))]
         found += _interference(bench, method, scaled, tasks, *_geometry(about, geometry))
     if bench.usual.save_models and geometry == "standard" and bench.seed == bench.usual.seeds[0]:
-        about.save(jax.device_get(point), folder / "merged" / method)
+        theta = sharding.host(point)
+        sharding.once(lambda: about.save(theta, folder / "merged" / method))
     if scheme.by == "tensor" and scheme.blocks == "all" and geometry == "standard":
         found += _statistics(bench, method, made["params"], tasks)
     return found

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tvjax import checkpoints, evaluation, learning, results, tree
+from tvjax import checkpoints, evaluation, learning, results, sharding, tree
 from tvjax.experiment import rows
 from tvjax.experiment.study import Bench
 from tvjax.learning import Scheme, ways
@@ -56,17 +56,22 @@ def once(folder, kind: str, like, compute, *parts) -> dict[str, Any]:
     key = evaluation.content_key(kind, *parts)
     path = folder / "learned" / f"{kind.replace(' ', '-')}-{key[:16]}.jsonl"
     arrays = path.with_suffix(".safetensors")
-    found = results.read_lines(path)
-    if found and arrays.exists():
+    found = sharding.decided(lambda: results.read_lines(path)[-1:] if arrays.exists() else [])
+    if found:
         return {**found[-1], "params": tree.rebuild(like, tree.flatten(checkpoints.load(arrays).params))}
     begun = time.perf_counter()
     made = compute()
     plain = {**{name: value for name, value in made.items() if name != "params"},
              "seconds": made.get("seconds", time.perf_counter() - begun)}
-    arrays.parent.mkdir(parents=True, exist_ok=True)
-    checkpoints.save(tree.unflatten(tree.flatten(jax.tree.map(np.asarray, made["params"]))), arrays)
-    results.append_line(path, plain)
+    params = tree.unflatten(tree.flatten(jax.tree.map(np.asarray, made["params"])))
+    sharding.once(lambda: _keep(path, params, plain))
     return {**plain, "params": made["params"]}
+
+
+def _keep(path, params, plain) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoints.save(params, path.with_suffix(".safetensors"))
+    results.append_line(path, plain)
 
 
 def plain(course) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from tvjax import evaluation
+from tvjax import evaluation, sharding
 from tvjax.experiment import merges, negation, planning, rows, study
 from tvjax.experiment.planning import Plan
 
@@ -96,7 +96,8 @@ def _merges(bench: study.Bench, tasks, taus, anchors, folder) -> list[dict]:
                              data=merges.data_used(merge, bench.usual))
         if bench.usual.save_models and bench.seed == bench.usual.seeds[0]:
             theta = evaluation.moved(bench.about.theta0, judged.tau, judged.scale)
-            bench.about.save(theta, folder / "merged" / f"{len(tasks)}-tasks" / merge.label)
+            place = folder / "merged" / f"{len(tasks)}-tasks" / merge.label
+            sharding.once(lambda theta=theta, place=place: bench.about.save(theta, place))
         test = judged.accuracy["test"]
         bench.say(f"{merge.label}, {len(tasks)} tasks, seed {bench.seed}: test {100 * evaluation.absolute(test):.1f} % "
                   f"({100 * evaluation.normalised(test, own['fine-tuned']['test']):.1f} % normalised) "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tvjax import checkpoints, evaluation, training, vectors
+from tvjax import checkpoints, evaluation, sharding, training, vectors
 from tvjax.experiment import workdir as files
 from tvjax.experiment.loading import Problem, check_finite, over_classes
 
@@ -37,7 +37,7 @@ def finetune(problem: Problem, plan, task: str, *, seed: int, workdir, progress=
     if task in plan.finetuned:
         return _given(problem, plan, task, path)
     key = evaluation.content_key(dict(plan.finetune), seed, problem.keys[task]["train"])
-    about = _about(path)
+    about = known(path)
     if about.get("key") == key:
         tau = vectors.TaskVector(checkpoints.load_task_vector(path).params)
         return _tuned(problem, task, tau, reused=True, **about["cost"])
@@ -45,8 +45,7 @@ def finetune(problem: Problem, plan, task: str, *, seed: int, workdir, progress=
     fitted = _fit(problem, plan.recipe(seed), task, state, progress)
     tau = jax.device_get(vectors.task_vector(fitted.params, problem.theta0))
     cost = {"seconds": fitted.seconds, "rate": fitted.rate, "loss": float(fitted.losses[-1])}
-    _save(path, tau, problem, key, cost)
-    shutil.rmtree(state, ignore_errors=True)  # served its purpose: the result is on disk
+    keep(path, tau, {"key": key, "cost": cost}, base=problem.base, state=state)
     return _tuned(problem, task, tau, reused=False, **cost)
 
 
@@ -60,10 +59,10 @@ def _fit(problem, recipe, task, state, progress):
     width = head.shape[1] if recipe.label_smoothing else problem.width
     frozen = (jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1]))
     split = tuple(problem.splits[task]["train"])
-    feed = functools.partial(training.batches, split, batch=recipe.batch, seed=recipe.seed)
+    feed = training.recipe_batches(split, recipe)
     mine = loss(problem.predict, recipe.label_smoothing, problem.criterion)
-    return training.fit(mine, problem.theta0, feed, recipe, frozen=frozen, state_dir=state, save_every=SAVE_EVERY,
-                        progress=progress)
+    return training.fit(mine, problem.theta0, feed, recipe, frozen=frozen, place=training.own_rows, state_dir=state,
+                        save_every=SAVE_EVERY, progress=progress)
 
 
 @functools.cache
@@ -76,8 +75,12 @@ def loss(predict, smoothing: float, criterion=over_classes):
     return loss
 
 
-def _about(path) -> dict:
+def known(path) -> dict:
     """What the file beside a task vector says of it; {} where either is not there."""
+    return sharding.decided(lambda: _known(path))
+
+
+def _known(path) -> dict:
     beside = path.with_suffix(".json")
     if not path.exists() or not beside.exists():
         return {}
@@ -87,10 +90,16 @@ def _about(path) -> dict:
         return {}
 
 
-def _save(path, tau, problem, key, cost) -> None:
-    path.with_suffix(".json").unlink(missing_ok=True)  # never an old key beside a new vector
-    checkpoints.save_task_vector(tau, path, base=problem.base)
-    files.write_text(path.with_suffix(".json"), json.dumps({"key": key, "cost": cost}) + "\n")
+def keep(path, tau, about: dict, *, base: str, state=None, **more) -> None:
+    """A task vector and, beside it, what `known` says of it from now on; the state of its training goes."""
+    def write():
+        beside = path.with_suffix(".json")
+        beside.unlink(missing_ok=True)  # never an old key beside a new vector
+        checkpoints.save_task_vector(tau, path, base=base, **more)
+        files.write_text(beside, json.dumps(about) + "\n")
+        if state is not None:
+            shutil.rmtree(state, ignore_errors=True)
+    sharding.once(write)
 
 
 def _given(problem, plan, task, path) -> Tuned:
@@ -99,7 +108,7 @@ def _given(problem, plan, task, path) -> Tuned:
     if not plan.allow_nonfinite:
         check_finite(theta, plan.finetuned[task])
     tau = jax.device_get(vectors.task_vector(theta, problem.theta0))
-    _save(path, tau, problem, "", {})
+    keep(path, tau, {"key": "", "cost": {}}, base=problem.base)
     return _tuned(problem, task, tau, seconds=0.0, rate=0.0, loss=0.0, reused=True)
 
 

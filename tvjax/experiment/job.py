@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 
 from tvjax import evaluation, results, sharding, vectors
@@ -23,8 +22,8 @@ from tvjax.experiment.planning import Plan, plain, plan
 def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bool | None = None) -> list[dict]:
     """Does the whole experiment of a config in `folder` and returns its rows, which are then in `folder`/results.jsonl.
 
-    Of several processes each fine-tunes and judges its share of tasks and merges, by rank; the first one, which then
-    finds all of it in the folder, returns the rows, the others none.
+    Of several processes each fine-tunes and judges its share of tasks and merges, by rank, or, on a mesh over all of
+    them, all do everything together; the first one, which then has all of it, returns the rows, the others none.
 
     say: takes one line of progress. Raises ValueError with one sentence for a slip in the config, a folder of another
     experiment, a model that does not fit; OSError where the disk fails.
@@ -39,11 +38,11 @@ def run(config: Any, folder, *, say: Callable[[str], None] = print, progress: bo
         parts = (lambda seed=seed: _seed(about, todo, seed, folder, say, progress)
                  for seed in told.counted(todo.seeds, say, "seeds"))
         found = list(sharing.until_done(parts))
-        if not sharing.first():
+        if sharing.at_end():
             return []
     found += _cost(todo, cost)
-    workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
-    return found
+    sharing.write_rows(about, folder, found)
+    return found if sharing.first() else []
 
 
 def _seed(about: Problem, todo: Plan, seed: int, folder, say, progress) -> list[dict]:
@@ -59,7 +58,7 @@ def _seed(about: Problem, todo: Plan, seed: int, folder, say, progress) -> list[
 def _tuned(about, todo, seed, folder, say, progress) -> dict[str, Tuned]:
     """{task: its task vector}. Several processes share fine-tuning and judging, and only the first one goes on."""
     tune = lambda task: _tune(about, todo, task, seed, folder, say, progress)
-    if jax.process_count() == 1:
+    if not sharing.by_rank():
         return {task: tune(task) for task in told.counted(todo.tasks, say, "tasks")}
     for task in sharing.share(todo.tasks):
         tune(task)
@@ -75,7 +74,7 @@ def _tuned(about, todo, seed, folder, say, progress) -> dict[str, Tuned]:
         merges.judge(about, todo, merge, tasks, [tuned[task].tau for task in tasks], part, cache=folder / "cache.jsonl")
         say(f"{merge.label}, {count} tasks, seed {seed}: judged")
     sharding.barrier("judged")
-    if not sharing.first():
+    if sharing.at_end():
         raise sharing.Done
     return tuned
 
@@ -116,7 +115,8 @@ def _suite(about, todo, tasks, seed, tuned, anchors, folder, say) -> list[dict]:
                              data=merges.data_used(merge, todo))
         if todo.save_models and seed == todo.seeds[0]:
             theta = evaluation.moved(about.theta0, judged.tau, judged.scale)
-            about.save(theta, folder / "merged" / f"{len(tasks)}-tasks" / merge.label)
+            place = folder / "merged" / f"{len(tasks)}-tasks" / merge.label
+            sharding.once(lambda theta=theta, place=place: about.save(theta, place))
         test, whole = judged.accuracy["test"], anchors["fine-tuned"]["test"]
         say(f"{merge.label}, {len(tasks)} tasks, seed {seed}: test {100 * evaluation.absolute(test):.1f} % "
             f"({100 * evaluation.normalised(test, whole):.1f} % normalised) at α = {judged.scale:g}")

@@ -4,8 +4,6 @@ A random partition of all P entries into T equal parts; task t trains the t-th p
 and what a merged model still loses is interference between tasks, not between weights.
 """
 import functools
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import numpy as np
 from tvjax import checkpoints, evaluation, training, tree, vectors
 from tvjax.compression import bits as packed
 from tvjax.compression.codec import per_leaf
-from tvjax.experiment import finetune, workdir
+from tvjax.experiment import finetune
 
 
 def partition(theta0: Any, tasks: int, *, seed: int) -> list[Any]:
@@ -50,22 +48,18 @@ def masked_vector(problem, plan, task: str, mask: Any, *, seed: int, folder: Pat
     path = finetune.vector_path(folder, task, seed)
     key = evaluation.content_key(dict(plan.finetune), seed, problem.keys[task]["train"],
                                  {name: bits.packed for name, bits in packed.flatten(mask).items()})
-    beside = path.with_suffix(".json")
-    if path.exists() and beside.exists() and json.loads(beside.read_text()).get("key") == key:
+    if finetune.known(path).get("key") == key:
         return vectors.TaskVector(checkpoints.load_task_vector(path).params)
     head = problem.heads[task]
     width = problem.width
     frozen = ((jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1])), problem.theta0, mask)
     recipe = plan.recipe(seed)
     split = tuple(problem.splits[task]["train"])
-    feed = functools.partial(training.batches, split, batch=recipe.batch, seed=recipe.seed)
+    feed = training.recipe_batches(split, recipe)
     state = Path(folder) / "state" / f"{task}-{seed}-{key[:12]}"
     fitted = training.fit(masked_loss(problem.predict, recipe.label_smoothing), problem.theta0, feed, recipe,
-                          frozen=frozen, state_dir=state, save_every=500, progress=progress)
+                          frozen=frozen, place=training.own_rows, state_dir=state, save_every=500, progress=progress)
     moved = vectors.task_vector(fitted.params, problem.theta0)  # weight decay moved the rest: it goes
     tau = jax.device_get(per_leaf(lambda x, bits: packed.where_bits(bits, x), moved, mask))
-    beside.unlink(missing_ok=True)
-    checkpoints.save_task_vector(tau, path, base=problem.base)
-    workdir.write_text(beside, json.dumps({"key": key}) + "\n")
-    shutil.rmtree(state, ignore_errors=True)
+    finetune.keep(path, tau, {"key": key}, base=problem.base, state=state)
     return tau

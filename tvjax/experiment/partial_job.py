@@ -22,7 +22,7 @@ def _seed(about, todo: PartialPlan, seed: int, folder, say, progress) -> list[di
     bench = lambda plan: study.Bench(about, todo.usual, cache_path(folder, slug(plan.name), seed), seed, say, todo)
     found = list(sharing.until_done(
         lambda plan=plan: _way(bench(plan), ways.build(plan, about, seed), folder, progress) for plan in todo.ways))
-    if not sharing.first():
+    if sharing.at_end():
         raise sharing.Done
     if todo.scaling and seed in todo.scaling["seeds"]:
         found += _scaling(about, todo, seed, folder, say, progress)

@@ -1,4 +1,5 @@
-"""A run whose tasks several processes share: each does its own by rank, and finds what the others did in the folder.
+"""A run by several processes: each does its tasks by rank and finds what the others did in the folder, or, where the
+mesh spans them, all do every task together, in lockstep.
 
 What a process leaves there is whole or not there (task vectors are replaced, lines of the cache appended under a lock),
 so that nothing is done twice, in this run or the next. Process 0 writes the rows.
@@ -8,12 +9,17 @@ from typing import Any
 
 import jax
 
-from tvjax import sharding
+from tvjax import evaluation, sharding
 from tvjax.experiment import workdir
 
 
 class Done(Exception):
     """A process but the first has done its share; what follows is the first one's."""
+
+
+def by_rank() -> bool:
+    """Whether several processes share the tasks, each with its own devices."""
+    return jax.process_count() > 1 and not sharding.together()
 
 
 def share(items: Iterable[Any]) -> list[Any]:
@@ -26,6 +32,11 @@ def first() -> bool:
     return jax.process_index() == 0
 
 
+def at_end() -> bool:
+    """Whether this process has no more to do once its share of the tasks is done."""
+    return by_rank() and not first()
+
+
 def each(tasks: Iterable[str], do: Callable[[str], Any]) -> dict[str, Any]:
     """{task: do(task)}; `do` keeps what it makes in the folder, and takes what is there.
 
@@ -33,12 +44,12 @@ def each(tasks: Iterable[str], do: Callable[[str], Any]) -> dict[str, Any]:
     `Done` is raised.
     """
     tasks = list(tasks)
-    if jax.process_count() > 1:
+    if by_rank():
         for task in share(tasks):
             do(task)
         sharding.barrier("tasks")
-        if not first():
-            raise Done
+    if at_end():
+        raise Done
     return {task: do(task) for task in tasks}
 
 
@@ -65,15 +76,10 @@ def owned(folder, config: dict, load: Callable[[], Any], begin: Callable[[], Any
 
 
 def check_layout(plan: Any) -> None:
-    """Raises ValueError for a mesh over several processes, which these jobs have no use for, and for batches of a plan
-    that cannot be cut over the mesh."""
+    """Raises ValueError for batches of a plan that cannot be cut over the mesh."""
     layout = sharding.found()
     if layout is None:
         return
-    if len(layout.processes) > 1:
-        raise ValueError("this job spreads its tasks over processes, each with a mesh of its own: choose mesh.data × "
-                         f"mesh.model of at most {jax.local_device_count()}, the devices of one process, not "
-                         f"{layout.mesh.size}")
     recipe = plan.recipe(0)
     sharding.check_batch(recipe.batch // recipe.accumulation, layout, "finetune.batch, in its parts,")
     sharding.check_batch(plan.batch, layout, "batch, that of evaluation,")
@@ -85,3 +91,9 @@ def laid_out(theta0: Any, say: Callable[[str], Any]) -> None:
     if layout is not None:
         sharding.check(theta0, layout)
         say(sharding.told(layout, theta0))
+
+
+def write_rows(about: Any, folder, found: list[dict]) -> None:
+    """The rows of a whole run on a problem, by one process."""
+    hashes = {"base": about.base, "data": evaluation.content_key(about.keys)}
+    sharding.once(lambda: workdir.write_rows(folder / "results.jsonl", found, **hashes))

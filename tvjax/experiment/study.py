@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tvjax import evaluation, vectors
+from tvjax import evaluation, sharding, vectors
 from tvjax.experiment import finetune, merges, planning, rows, sharing, workdir
 from tvjax.experiment import progress as told
 from tvjax.experiment.loading import Problem, problem
@@ -60,12 +60,12 @@ def run(config: Any, usual: Plan, folder, seed_rows: Callable[[Problem, int, Cal
         sharing.laid_out(about.theta0, timed)
         parts = (lambda seed=seed: seed_rows(about, seed, timed) for seed in told.counted(usual.seeds, timed, "seeds"))
         found = list(sharing.until_done(parts))
-        if not sharing.first():
+        if sharing.at_end():
             return []
         found += shared_rows(about, found) if shared_rows else []
     found += cost_rows(usual, cost)
-    workdir.write_rows(folder / "results.jsonl", found, base=about.base, data=evaluation.content_key(about.keys))
-    return found
+    sharing.write_rows(about, folder, found)
+    return found if sharing.first() else []
 
 
 def cost_rows(usual: Plan, cost: evaluation.Cost) -> list[dict]:
@@ -99,6 +99,10 @@ def vector(bench: Bench, task: str, folder, *, theirs: str = "", progress: bool 
 
 def take_over(mine: pathlib.Path, other: pathlib.Path) -> None:
     """The task vector `other` with what stands beside it as `mine`, where there is none yet."""
+    sharding.once(lambda: _take_over(mine, other))
+
+
+def _take_over(mine: pathlib.Path, other: pathlib.Path) -> None:
     if not mine.exists() and other.exists() and other.with_suffix(".json").exists():
         mine.parent.mkdir(parents=True, exist_ok=True)
         for suffix in (".json", ".safetensors"):

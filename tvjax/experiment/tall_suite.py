@@ -9,7 +9,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple
 
-from tvjax import compression, evaluation, tree, vectors
+from tvjax import compression, evaluation, sharding, tree, vectors
 from tvjax.compression import agreement, encoded, sizes
 from tvjax.compression import bits as packed
 from tvjax.experiment import adapted, merges, planning, rows
@@ -118,11 +118,16 @@ def written(bench: Bench, one: Coded, state: compression.State, tasks) -> int:
         path = pathlib.Path(place) / "state"
         made = encoded.write(path, state, tasks=tasks, codec=one.name, options=one.options, base=bench.about.base)
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        if bench.todo.save and not (kept.exists() and encoded.open_encoded(kept).about == made.about):
-            shutil.rmtree(kept, ignore_errors=True)  # what this job wrote there, from other task vectors
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(path, kept)
+        if bench.todo.save:
+            sharding.once(lambda: _move(path, kept, made.about))
     return size
+
+
+def _move(path: pathlib.Path, kept: pathlib.Path, about) -> None:
+    if not (kept.exists() and encoded.open_encoded(kept).about == about):
+        shutil.rmtree(kept, ignore_errors=True)  # what this job wrote there, from other task vectors
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, kept)
 
 
 def _codec(bench, one: Coded, tasks, taus, anchors, counted) -> list[dict]:

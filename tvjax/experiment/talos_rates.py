@@ -6,7 +6,7 @@ the other seeds take the same.
 import dataclasses
 import pathlib
 
-from tvjax import evaluation
+from tvjax import evaluation, sharding
 from tvjax.experiment import rows, study
 from tvjax.experiment.study import Bench
 from tvjax.experiment.talos_plan import Tuning
@@ -28,7 +28,7 @@ def choose(bench: Bench, tuning: Tuning, folder, progress=None) -> tuple[Tuning,
     bench.say(f"{tuning.label}: learning rate {best:g}, of " + ", ".join(
         f"{rate:g} ({100 * value:.1f} %)" for rate, value in judged.items()))
     chosen = dataclasses.replace(tuning, lr=best, rates=())
-    _take_over(pathlib.Path(folder), tried[best].label, chosen.label, first.seed)
+    sharding.once(lambda: _take_over(pathlib.Path(folder), tried[best].label, chosen.label, first.seed))
     base = {"method": tuning.label, "section": "rates", "task": rows.AVERAGE, "split": bench.usual.select_on,
             **first.common(bench.usual.tasks)}
     found = [{"metric": "accuracy at a rate", "value": value, "rate": rate, "chosen": rate == best, **base}

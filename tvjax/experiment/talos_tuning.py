@@ -1,6 +1,5 @@
 """Sparse task vectors of a plan: a mask for each task, fine-tuning on it, both kept on disk, reused by their hash."""
 import dataclasses
-import functools
 import json
 import pathlib
 import shutil
@@ -12,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import calibration, evaluation, training, tree, vectors
+from tvjax import calibration, evaluation, sharding, training, tree, vectors
 from tvjax.experiment import finetune, workdir
 from tvjax.experiment.study import Bench
 from tvjax.experiment.talos_plan import Tuning
@@ -39,8 +38,8 @@ class Place(NamedTuple):
     @property
     def cost(self) -> dict | None:
         """What the vector there took; None where it is not there or follows from something else."""
-        about = finetune._about(self.vector)
-        return about["cost"] if about.get("key") == self.key and self.mask.exists() else None
+        about, masked = finetune.known(self.vector), sharding.decided(self.mask.exists)
+        return about["cost"] if about.get("key") == self.key and masked else None
 
 
 def place(bench: Bench, tuning: Tuning, task: str, folder) -> Place:
@@ -83,12 +82,16 @@ def _tune(bench, tuning, task, where: Place, mask, calibrated: float, union, pro
     fitted = _fit(bench, tuning, task, mask, where.vector.with_name(f"{task}-{where.key[:12]}.state"), union, progress)
     tau = jax.device_get(vectors.task_vector(fitted.params, bench.about.theta0))
     cost = {"calibration": calibrated, "seconds": fitted.seconds}
+    sharding.once(lambda: _keep(where, mask, tau, cost, bench.about.base))
+    return Sparse(tau, mask, **cost)
+
+
+def _keep(where: Place, mask, tau, cost, base) -> None:
     beside = where.vector.with_suffix(".json")
     beside.unlink(missing_ok=True)  # never an old key beside a new vector
     calibration.save_mask(mask, where.mask)
-    calibration.save_sparse(tau, where.vector, base=bench.about.base)
+    calibration.save_sparse(tau, where.vector, base=base)
     workdir.write_text(beside, json.dumps({"key": where.key, "cost": cost}) + "\n")
-    return Sparse(tau, mask, **cost)
 
 
 def recipe(bench: Bench, tuning: Tuning) -> training.Recipe:
@@ -101,9 +104,10 @@ def _fit(bench: Bench, tuning: Tuning, task: str, mask, state, union, progress):
     how = {key: tuning.options[key] for key in ("moments", "norm", "off") if key in tuning.options}
     mine = recipe(bench, tuning)
     loss, feed, frozen = ingredients(bench, task, mine)
-    fitted = training.fit_sparse(loss, bench.about.theta0, mask, feed, mine, frozen=frozen, state_dir=state,
-                                 save_every=finetune.SAVE_EVERY, progress=progress, tensors=union, **how)
-    shutil.rmtree(state, ignore_errors=True)
+    fitted = training.fit_sparse(loss, bench.about.theta0, mask, feed, mine, frozen=frozen, place=training.own_rows,
+                                 state_dir=state, save_every=finetune.SAVE_EVERY, progress=progress, tensors=union,
+                                 **how)
+    sharding.once(lambda: shutil.rmtree(state, ignore_errors=True))
     return fitted
 
 
@@ -111,7 +115,7 @@ def ingredients(bench: Bench, task: str, mine: training.Recipe):
     """(loss, feed, frozen) of a task, as standard fine-tuning has them."""
     head, classes = padded_head(bench, task)
     split = tuple(bench.about.splits[task]["train"])
-    feed = functools.partial(training.batches, split, batch=mine.batch, seed=mine.seed)
+    feed = training.recipe_batches(split, mine)
     loss = finetune.loss(bench.about.predict, mine.label_smoothing, bench.about.criterion)
     return loss, feed, (head, jnp.int32(classes))
 
@@ -152,7 +156,8 @@ def _lota(bench, tuning, task, budget, progress):
     steps = tuning.options["steps"]
     short = dataclasses.replace(recipe(bench, tuning), steps=steps, warmup=min(steps - 1, recipe(bench, tuning).warmup))
     loss, feed, frozen = ingredients(bench, task, short)
-    fitted = training.fit(loss, bench.about.theta0, feed, short, frozen=frozen, progress=progress)
+    fitted = training.fit(loss, bench.about.theta0, feed, short, frozen=frozen, place=training.own_rows,
+                          progress=progress)
     tau = vectors.task_vector(fitted.params, bench.about.theta0)
     return calibration.lota(dict(tau), density=1 - tuning.options["sparsity"])
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tvjax import evaluation, merging, tree, vectors
+from tvjax import evaluation, merging, sharding, tree, vectors
 from tvjax.calibration import exemplars, grams
 from tvjax.experiment import merges, planning, rows
 from tvjax.experiment.columns import columns
@@ -29,15 +29,15 @@ class Regions(NamedTuple):
         key = evaluation.content_key(about.base, [about.keys[task][todo.split] for task in self.tasks], loss, reduce,
                                      count, draw)
         path = self.folder / f"{loss}-{reduce}-{count}-draw{draw}-{len(self.tasks)}-{key[:12]}.safetensors"
-        if path.exists():
+        if sharding.decided(path.exists):
             return exemplars.load_stack(path, tasks=self.tasks)
         begun = time.perf_counter()
         made = exemplars.exemplar_gradients(about.predict, about.theta0, self._drawn(loss, count, draw), loss=loss,
                                             reduce=reduce)
         self.bench.say(f"gradients of {len(self.tasks)} tasks × {count} exemplars ({loss}, {reduce}, draw {draw}): "
                        f"{time.perf_counter() - begun:.1f} s")
-        exemplars.save_stack(made, path, tasks=self.tasks, base=about.base, loss=loss, reduce=reduce,
-                             count=str(count), draw=str(draw))
+        sharding.once(lambda: exemplars.save_stack(made, path, tasks=self.tasks, base=about.base, loss=loss,
+                                                   reduce=reduce, count=str(count), draw=str(draw)))
         return made
 
     def _drawn(self, loss, count, draw):

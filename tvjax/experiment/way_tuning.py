@@ -1,9 +1,7 @@
 """Task vectors in the space of each way, kept in a folder of its own and reused where nothing has changed."""
-import functools
 import json
 import pathlib
 import re
-import shutil
 from typing import NamedTuple
 
 import jax
@@ -11,7 +9,6 @@ import jax.numpy as jnp
 
 from tvjax import checkpoints, evaluation, training, vectors
 from tvjax.experiment import finetune, study
-from tvjax.experiment import workdir as files
 from tvjax.experiment.ways import Way, loss
 
 
@@ -32,8 +29,8 @@ def tune(bench: study.Bench, way: Way, task: str, folder, *, theirs: str = "", p
         return Trained(tau, **{"seconds": 0.0, "rate": 0.0, "loss": 0.0, **json.loads(beside.read_text())["cost"]})
     path = place(folder, way, task, bench.seed)
     key = evaluation.content_key(json.loads(json.dumps(_told(way))), bench.seed, bench.about.keys[task]["train"])
-    about = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
-    if about.get("key") == key and path.exists():
+    about = finetune.known(path)
+    if about.get("key") == key:
         bench.say(f"{task}, seed {bench.seed}, {way.name}: task vector reused")
         return Trained(vectors.TaskVector(checkpoints.load_task_vector(path).params), **about["cost"])
     return _train(bench, way, task, path, key, progress)
@@ -64,18 +61,15 @@ def _train(bench, way, task, path, key, progress) -> Trained:
     head = bench.about.heads[task]
     width = head.shape[1] if recipe.label_smoothing else bench.about.width
     frozen = (way.family.base, way.start, jnp.pad(head, ((0, 0), (0, width - head.shape[1]))), jnp.int32(head.shape[1]))
-    feed = functools.partial(training.batches, tuple(bench.about.splits[task]["train"]), batch=recipe.batch,
-                             seed=recipe.seed)
+    feed = training.recipe_batches(tuple(bench.about.splits[task]["train"]), recipe)
     state = path.parent / f".state-{task}-{key[:12]}"
     family = (way.family.place, way.family.encode, way.family.readout)
     fitted = training.fit(loss(family, recipe.label_smoothing, bench.about.criterion), way.start, feed, recipe,
-                          frozen=jax.device_put(frozen), state_dir=state, save_every=finetune.SAVE_EVERY,
-                          progress=progress)
+                          frozen=jax.device_put(frozen), place=training.own_rows, state_dir=state,
+                          save_every=finetune.SAVE_EVERY, progress=progress)
     tau = jax.device_get(vectors.task_vector(fitted.params, way.start))
     cost = {"seconds": fitted.seconds, "rate": fitted.rate, "loss": float(fitted.losses[-1])}
-    path.with_suffix(".json").unlink(missing_ok=True)  # never an old key beside a new vector
-    checkpoints.save_task_vector(tau, path, base=bench.about.base, metadata={"way": way.name})
-    files.write_text(path.with_suffix(".json"), json.dumps({"key": key, "cost": cost}) + "\n")
-    shutil.rmtree(state, ignore_errors=True)
+    finetune.keep(path, tau, {"key": key, "cost": cost}, base=bench.about.base, state=state,
+                  metadata={"way": way.name})
     bench.say(f"{task}, seed {bench.seed}, {way.name}: fine-tuned in {fitted.seconds:.0f} s, loss {cost['loss']:.3f}")
     return Trained(tau, **cost)

@@ -5,6 +5,7 @@
 
 Nothing here is needed on one device.
 """
+from tvjax.sharding.lockstep import decided, once, together
 from tvjax.sharding.meshes import Layout, found, from_config, layout, mesh_of, on, told
 from tvjax.sharding.placing import (
     check_batch,
@@ -18,11 +19,12 @@ from tvjax.sharding.placing import (
     spread_local,
     whole,
 )
-from tvjax.sharding.processes import agree, barrier, exchanged, fail, finish, gathered, sent, speaker, start
+from tvjax.sharding.processes import agree, barrier, broken_off, exchanged, fail, finish, gathered, sent, speaker, start
 from tvjax.sharding.rules import check, parsed, specs
 
 __all__ = [
-    "Layout", "agree", "barrier", "check", "check_batch", "constrain", "exchanged", "fail", "finish", "found",
-    "from_config", "gathered", "host", "layout", "local_rows", "mesh_of", "on", "parsed", "place", "replicate", "sent",
-    "settled", "speaker", "specs", "spread", "spread_local", "start", "told", "whole",
+    "Layout", "agree", "barrier", "broken_off", "check", "check_batch", "constrain", "decided", "exchanged", "fail",
+    "finish", "found", "from_config", "gathered", "host", "layout", "local_rows", "mesh_of", "on", "once", "parsed",
+    "place", "replicate", "sent", "settled", "speaker", "specs", "spread", "spread_local", "start", "together", "told",
+    "whole",
 ]

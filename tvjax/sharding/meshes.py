@@ -73,7 +73,7 @@ def _sizes(data: int, model: int) -> tuple[int, int]:
     return (left(model), model) if data == -1 else (data, left(data)) if model == -1 else (data, model)
 
 
-def _devices(data: int, model: int) -> list[jax.Device]:
+def _devices(data: int, model: int) -> list[Any]:
     wanted, all_, here = data * model, jax.devices(), jax.local_devices()
     if wanted == len(all_):
         return all_
@@ -117,8 +117,9 @@ def mesh_of(leaf: Any) -> Mesh | None:
     if not isinstance(leaf, jax.Array) or not isinstance(sharding, NamedSharding):
         return None
     mesh = sharding.mesh
-    automatic = isinstance(mesh, Mesh) and all(kind == AxisType.Auto for kind in mesh.axis_types)
-    return mesh if automatic and mesh.size > 1 else None
+    if not isinstance(mesh, Mesh) or any(kind != AxisType.Auto for kind in mesh.axis_types):
+        return None
+    return mesh if mesh.size > 1 else None
 
 
 def told(layout_: Layout | None, params: Any = None) -> str:

@@ -55,7 +55,6 @@ def spread_local(batch: Any, layout: Layout | None) -> Any:
     if layout is None:
         return batch
     sharding = NamedSharding(layout.mesh, P(layout.batch_axes))
-    check_batch(jax.tree.leaves(batch)[0].shape[0] * len(layout.processes), layout)
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), batch)
 
 
@@ -64,8 +63,9 @@ def local_rows(batch: int, layout: Layout | None) -> tuple[int, int]:
     if layout is None:
         return 0, batch
     check_batch(batch, layout)
-    mine, many = layout.processes.index(jax.process_index()), len(layout.processes)
-    return batch * mine // many, batch * (mine + 1) // many
+    there = NamedSharding(layout.mesh, P(layout.batch_axes)).addressable_devices_indices_map((batch,))
+    parts = [rows.indices(batch) for rows, in there.values()]
+    return min(first for first, _, _ in parts), max(stop for _, stop, _ in parts)
 
 
 def check_batch(batch: int, layout: Layout | None, what: str = "a batch") -> None:

@@ -195,7 +195,8 @@ class Watch:
 
     def __init__(self, timeout: float | int):
         self.timeout, self.count, self.mine = timeout, jax.process_count(), jax.process_index()
-        self.heard = {other: (None, 0.0) for other in range(self.count) if other != self.mine}
+        others = (other for other in range(self.count) if other != self.mine)
+        self.heard: dict[int, tuple[str | None, float]] = {other: (None, 0.0) for other in others}
         self.stopped = threading.Event()
         for run in (self._talk, self._look):
             threading.Thread(target=run, name="tvjax-watch", daemon=True).start()
@@ -243,7 +244,7 @@ def _value(key: str) -> str | None:
 def _speak_before_abort() -> None:
     """Where process 0 is gone, and JAX's service with it, JAX calls abort(): after what it says comes one sentence."""
     from jax._src import distributed
-    address = distributed.global_state.coordinator_address
+    address = str(distributed.global_state.coordinator_address)
 
     def last(number):
         try:
@@ -276,6 +277,13 @@ def fail(sentence: str) -> None:
             time.sleep(3 * min(1.0, _watch.timeout / 10) if _watch.mine == 0 else 0)  # until the others have heard
         except Exception:
             pass
+
+
+def broken_off() -> None:
+    """Where a collective has failed: leaves the watch the time to find out which process is gone, and to end this one
+    with its sentence. Returns where all are there, so that the error is another one."""
+    if _watch is not None:
+        time.sleep(_watch.timeout + 5)
 
 
 def end(sentence: str, code: int = DIED) -> NoReturn:

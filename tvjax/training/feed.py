@@ -9,6 +9,8 @@ import itertools
 import jax
 import numpy as np
 
+from tvjax import sharding
+
 
 def size(split):
     """The number of examples in `split`, a tree of arrays with one leading axis; a ValueError where they disagree.
@@ -38,11 +40,12 @@ def order(start, stop, *, examples, seed):
     return row[start - epochs[0] * examples:stop - epochs[0] * examples]
 
 
-def batches(split, *, batch, seed=0, start=0, steps=None):
+def batches(split, *, batch, seed=0, start=0, steps=None, rows=None):
     """Yields batches of `split` on the host from step `start` to step `steps` (for ever, when None).
 
     `split` is a tree of numpy arrays with examples first, for instance the pair (images, labels); each batch has its
     structure. The batches of start=k are those of start=0 from the k-th on.
+    rows: (first, stop), the rows of each batch that are wanted, where other processes take the others.
 
     >>> x = np.arange(5)
     >>> first, second = batches(x, batch=5, steps=2)
@@ -53,5 +56,17 @@ def batches(split, *, batch, seed=0, start=0, steps=None):
         raise ValueError(f"batch must be at least 1; got batch={batch}")
     examples = size(split)
     for step in itertools.count(start) if steps is None else range(start, steps):
-        chosen = order(step * batch, (step + 1) * batch, examples=examples, seed=seed)
+        chosen = order(step * batch, (step + 1) * batch, examples=examples, seed=seed)[slice(*rows or (None,))]
         yield jax.tree.map(lambda x, chosen=chosen: x[chosen], split)
+
+
+def recipe_batches(split, recipe):
+    """A feed for `fit`, whose `place` is then `own_rows`: the recipe's batches, of processes that share a mesh each
+    one's own rows of them."""
+    rows = sharding.local_rows(recipe.batch, sharding.found())
+    return functools.partial(batches, split, batch=recipe.batch, seed=recipe.seed, rows=rows)
+
+
+def own_rows(batch):
+    """What `recipe_batches` gives on the devices: one batch of the rows of all processes."""
+    return sharding.spread_local(batch, sharding.found())

@@ -52,7 +52,8 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     transform: an optax transformation in place of `optimizer(recipe)`, for instance `sparse(optimizer(recipe), mask)`.
     place: what puts a batch on the devices. By default it is cut along its examples over the mesh on which `params` or
       `frozen` lie, or over that of `sharding.on`; parameters that are on none are put there by its rules, and come back
-      to the host. With one device nothing is moved.
+      to the host. Processes that share a mesh all feed the same batches, or each its own rows of them alone
+      (`recipe_batches`, which takes `own_rows`). With one device nothing is moved.
     state_dir: where the state is saved every `save_every` steps and at the end, and where a run continues from.
     progress: whether to show a bar; None: on a terminal and in a notebook. Never but on process 0.
     watch: a function (params, steps done) that is called after every `watch_every` steps, before the next batch is
@@ -82,7 +83,8 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     done = steps
     with _Clock(steps, first, progress) as clock:
         for step, batch in _numbered(feed, first, steps):
-            state, aux = advance(state, batch if place is None else place(batch), frozen, key)
+            batch = batch if place is None else place(batch)
+            state, aux = advance(state, batch, frozen, key)
             clock.count(batch)
             done = step + 1
             saving = state_dir is not None and (done == steps or done % save_every == 0)
