@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from tvjax import checkpoints, disk, merging, sharding
+from tvjax.disk import deltas
 from tvjax.merging import plan
 
 TASKS = ("cars", "birds", "maps")
@@ -36,11 +37,22 @@ def needed(method: str) -> dict:
     return {name: checkpoints.nest(made[name]()) for name in sorted(plan.wanted(merging.build(method)))}
 
 
+def watched_reads() -> list[tuple[int, int]]:
+    """Which entries of the largest tensor this process reads of the models from now on."""
+    seen, piece = [], deltas.Deltas.piece
+
+    def watched(self, name, start, stop):
+        seen.extend([(start, stop)] if name == "embed.table" else [])
+        return piece(self, name, start, stop)
+    deltas.Deltas.piece = watched
+    return seen
+
+
 def main(folder, out, methods, where=""):
     folder, out = pathlib.Path(folder), pathlib.Path(out)
     if where:
         sharding.start(where, timeout=30)
-    layout = sharding.layout(data=jax.local_device_count())
+    layout, seen = sharding.layout(data=jax.local_device_count()), watched_reads()
     for method in methods.split(","):
         data = needed(method)
         places = {"many": sharding.on(layout)} | ({} if where else {"one": contextlib.nullcontext()})
@@ -48,6 +60,7 @@ def main(folder, out, methods, where=""):
             with place:
                 disk.merge_checkpoints(folder / "base", [folder / task for task in TASKS], out / name / method, method,
                                        data=data, say=lambda line: None, progress=False)
+    print(f"process {jax.process_index()}, embed.table: {min(seen)[0]}:{max(last for _, last in seen)}", flush=True)
     sharding.finish()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests import many_merges, processes
 from tvjax import checkpoints, merging, tree
-from tvjax.disk import ledger, sharing
+from tvjax.disk import ledger, readers, sharing, writers
 from tvjax.merging import crew, crewed
 
 METHODS = ("ties", "consensus", "dare", "emr", "fisher", "metagpt", "tsv_m", "wudi", "regmean")
@@ -40,18 +40,39 @@ def test_eight_devices_merge_as_one(method, one_and_eight):
     same(method, one_and_eight / "one", one_and_eight / "many")
 
 
-def test_two_processes_merge_as_one(inputs, one_and_eight, tmp_path):
-    said = processes.together(["tests/many_merges.py", inputs, tmp_path, ",".join(BOTH)], count=2, devices=2)
+@pytest.fixture(scope="module")
+def two(inputs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("two")
+    said = processes.together(["tests/many_merges.py", inputs, out, ",".join(BOTH)], count=2, devices=2)
     assert [code for code, _, _ in said] == [0, 0], said
+    for _, told, _ in said:  # the base's and three models' float32, 4 of 9 and 5 of 9 pieces of 65,536 entries
+        first, last = (0, 262_144) if "process 0" in told else (262_144, 530_000)
+        assert f"embed.table: {first}:{last}" in told
+    return out / "many"
+
+
+def test_two_processes_merge_as_one(two, one_and_eight):
     for method in BOTH:
-        same(method, one_and_eight / "one", tmp_path / "many")
-        written = tmp_path / "many" / method
+        same(method, one_and_eight / "one", two)
+        written = two / method
         index = json.loads((written / "model.safetensors.index.json").read_text())
         assert set(index["weight_map"]) == set(many_merges.SHAPES)
         lines = ledger.read(written / ledger.NAME)
         assert set(lines.tensors) == set(many_merges.SHAPES) and not ledger.parts(written)
         files = {name: shard for name, shard in index["weight_map"].items()}
         assert {line["file"] for line in lines.tensors.values()} == set(files.values())
+
+
+def test_a_large_tensor_is_written_by_both_and_told_as_by_one(two, one_and_eight):
+    for method in BOTH:
+        said, expected = ({line["tensor"]: line for line in ledger.lines(path / method) if "tensor" in line}
+                          for path in (two, one_and_eight / "one"))
+        assert set(said) == set(expected)
+        entrywise = all(stage.entrywise for stage in merging.build(method).stages)
+        for name in ("embed.table", "head.bias"):
+            same_but_for = {"file"} if entrywise or name == "embed.table" else {"file", "sha256"}
+            assert {key: x for key, x in said[name].items() if key not in same_but_for} == {
+                key: x for key, x in expected[name].items() if key not in same_but_for}
 
 
 def test_the_kth_largest_by_counting_is_that_of_a_sort():
@@ -70,6 +91,15 @@ def test_leaves_are_shared_out_evenly():
     owner = crew.shared_out({str(i): 10 - i for i in range(10)}, 3)
     loads = [sum(10 - int(name) for name, rank in owner.items() if rank == process) for process in range(3)]
     assert max(loads) - min(loads) <= 2 and sum(loads) == 55
+
+
+def test_what_only_one_could_do_is_not_cut():
+    made = [writers.Shard(name, {name: readers.TensorInfo((n,), np.dtype("f4"))}, b"", {name: 0})
+            for name, n in {"large": 900_000, "small": 90_000}.items()]
+    assert sharing.shares(made, {"large": 900_000, "small": 90_000}, 2) == (
+        {"small": 0}, {"large": (0, 458_752, 900_000)})
+    assert sharing.shares(made, {"small": 90_000}, 2) == ({"large": 0, "small": 1}, {}), "decompositions take it whole"
+    assert crew.cut(10, 3, 4) == (0, 4, 8, 10)
 
 
 def test_one_device_of_one_process_needs_no_crew():

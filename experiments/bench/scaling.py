@@ -55,27 +55,42 @@ CASES = {"70B x 10 experts": (llama70b, 10), "1B x 10,000 vectors": (llama1b, 10
 
 # ---------------------------------------------------------------- on paper
 def paper(args):
-    from tvjax.merging import crew, crewed, pieces
+    from tvjax.merging import crewed, pieces
     for case, (shapes, tasks) in CASES.items():
         shapes = shapes()
         entries = sum(map(math.prod, shapes.values()))
         read, written = 2 * entries * (tasks + 1), 2 * entries  # bfloat16
-        owner = crew.shared_out({name: math.prod(shape) for name, shape in shapes.items()}, args.hosts)
-        load = [0] * args.hosts
-        for name, host in owner.items():
-            load[host] += math.prod(shapes[name])
-        uneven = max(load) * args.hosts / entries
-        piece = 4 * pieces.sizes(tasks)[-1] * (tasks + 3)
-        print(f"\n{case}: {entries / 1e9:.2f}e9 entries, {read / 1e12:.2f} TB in, {written / 1e9:.0f} GB out; on "
-              f"{args.hosts} hosts the fullest has {uneven:.2f} times its share; a piece of {pieces.sizes(tasks)[-1]:,} "
-              f"entries of all tasks takes {piece / 1e6:,.0f} MB, the counts of a digit "
-              f"{8 * tasks * 2**crewed.DIGIT / 1e3:,.0f} kB")
+        size = pieces.sizes(tasks)[-1]
+        print(f"\n{case}: {entries / 1e9:.2f}e9 entries, {read / 1e12:.2f} TB in, {written / 1e9:.0f} GB out; "
+              f"a piece of {size:,} entries of all tasks takes {4 * size * (tasks + 3) / 1e6:,.0f} MB, the counts of a "
+              f"digit {8 * tasks * 2**crewed.DIGIT / 1e3:,.0f} kB")
         for method in METHODS:
-            print(row(args, method, shapes, tasks, read, written, uneven))
+            print(row(args, method, shapes, tasks, read, written))
 
 
-def row(args, method, shapes, tasks, read, written, uneven):
+def fullest(operator, shapes, hosts) -> float:
+    """How many times its fair share of entries the fullest host has: tensors are cut where the operator allows it."""
+    import numpy as np
+
+    from tvjax.disk import planning, sharing, writers
+    from tvjax.disk.readers import TensorInfo
+    from tvjax.merging import plan
+    infos = {name: TensorInfo(shape, np.dtype(np.float16)) for name, shape in shapes.items()}
+    most = sharing.most_bytes(1 << 62, sum(info.nbytes for info in infos.values()), hosts)
+    alone = {name: infos[name].size for name, leaf in plan.leaves(shapes).items() if planning.chunked(operator, leaf)}
+    owner, cuts = sharing.shares(writers.shards(infos, most), alone, hosts)
+    load = [0] * hosts
+    for name, info in infos.items():
+        ends = cuts.get(name, ())
+        for host in range(hosts):
+            load[host] += ends[host + 1] - ends[host] if ends else info.size * (owner[name] == host)
+    return max(load) * hosts / sum(load)
+
+
+def row(args, method, shapes, tasks, read, written):
+    from tvjax import merging
     passes, sent = statistics(method, shapes, tasks)
+    uneven = fullest(merging.build(method), shapes, args.hosts)
     flops = decompositions(shapes, tasks) if method == "tsv_m" else 0
     bytes_ = read * passes + written
     seconds = {"disk": bytes_ * uneven / (args.disk * 1e9 * args.hosts),
@@ -84,8 +99,8 @@ def row(args, method, shapes, tasks, read, written, uneven):
                "network": sent * args.hosts / (args.network * 1e9)}
     worst = max(seconds, key=seconds.get)
     return (f"  {method:16s} {passes} passes, {bytes_ / 1e12:7.2f} TB moved, {flops:.1e} flop, sent by each "
-            f"{sent / 1e3:,.0f} kB: {max(seconds.values()) / 3600:,.2f} h; bottleneck {worst} "
-            f"({', '.join(f'{name} {s / 3600:.3g} h' for name, s in seconds.items())})")
+            f"{sent / 1e3:,.0f} kB, {uneven:.2f} of the mean by the fullest: {max(seconds.values()) / 3600:,.2f} h; "
+            f"bottleneck {worst} ({', '.join(f'{name} {s / 3600:.3g} h' for name, s in seconds.items())})")
 
 
 def statistics(method, shapes, tasks) -> tuple[int, int]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,10 +46,10 @@ class Task(NamedTuple):
 def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, Any]) -> None:
     """Writes all shards into `work`, with their ledger; what `past` did and is still there is not done again.
 
-    A process of several writes its own shards, and a ledger of its own.
+    A process of several writes its own shards, its part of those that all share, and a ledger of its own.
     """
-    files = sharing.own(task.files, task.crew)
-    done = ledger.still_there(past, work, files) if past else {}
+    files, spans = sharing.own(task.files, task.crew), task.crew.spans if task.crew else {}
+    done = ledger.still_there(past, work, files, spans) if past else {}
     rest = [name for shard in files for name in shard.tensors if name not in done]
     job, statistics = None, past.statistics if past else ""
     needed = any(name not in task.matched.copied for name in rest) or bool(task.outputs.left)
@@ -65,6 +65,8 @@ def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, A
     try:
         for shard in files:
             _write_shard(task, job, shard, work, lines, done)
+        if not task.brief:
+            _hash_inputs(task, lines, [name for name in spans if name not in done])
     finally:
         lines.close()
 
@@ -85,7 +87,8 @@ def _finished(task: Task, job, names):
 
 def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger, done) -> None:
     rest = [name for name in shard.tensors if name not in done]
-    if not rest and (work / shard.name).exists() and not task.outputs.left:
+    shared = task.crew is not None and bool(task.crew.cuts.keys() & shard.tensors.keys())
+    if not rest and (shared or (work / shard.name).exists()) and not task.outputs.left:
         return
     copied, merged = _sorted(task, shard, set(rest))
     growing = Growing(work, shard)
@@ -98,7 +101,23 @@ def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger
     except BaseException:
         growing.close()
         raise
-    growing.finish()
+    if shared:
+        growing.leave()
+    else:
+        growing.finish()
+
+
+def _hash_inputs(task: Task, lines: ledger.Ledger, names: Sequence[str]) -> None:
+    """Lines of the hashes of what goes into tensors that all processes share, each process for its share of inputs."""
+    for name in names:
+        mine = list(_inputs(task, name).items())[task.crew.rank :: task.crew.count] if task.crew else []
+        lines.add({"hashed": name, "inputs": {label: ledger.tensor_hash(*where) for label, where in mine}})
+
+
+def _inputs(task: Task, name: str) -> dict[str, tuple[Opened, str]]:
+    """{label: (checkpoint, its name of the tensor)} of the base, "", and all models."""
+    models = zip(task.models.items(), task.source.places, strict=True)
+    return {"": (task.base, name)} | {label: (model, places[name].name) for (label, model), places in models}
 
 
 def _sorted(task: Task, shard: Shard, rest: set[str]) -> tuple[list[str], list[str]]:
@@ -159,10 +178,11 @@ class Sink:
 
     # ------------------------------------------------------------ in the writing thread
     def _piece(self, made: streamed.Made) -> None:
-        name, size = made.leaf.name, math.prod(made.leaf.shape)
-        if made.start == 0:
+        name, spans = made.leaf.name, self.task.crew.spans if self.task.crew else {}
+        first, last = spans.get(name, (0, math.prod(made.leaf.shape)))
+        if made.start == first:
             self.digest, self.sums = hashlib.sha256(), []
-            hashes = {} if self.task.brief else self._input_hashes(name)
+            hashes = {} if self.task.brief or name in spans else self._input_hashes(name)
             self.untold.append(({}, self.sums, hashes))
         delta = np.asarray(made.result).reshape(-1)
         taus = None if self.task.brief else np.asarray(made.origin).reshape(self.task.source.tasks, -1)
@@ -174,8 +194,9 @@ class Sink:
             self.sums.append(self.teller.submit(ledger.sums, taus[:, start:stop], step))
             if len(self.sums) > QUEUE:
                 self.sums[-QUEUE].result()  # lest pieces heap up
-        if made.stop == size:
+        if made.stop == last:
             self.untold[-1][0].update(self._line(name) if self.gathered is None else self._factored(name))
+            self.untold[-1][0].update({"part": [first, last]} if name in spans else {})
             self._tell(LINES)
 
     def _take(self, name: str, start: int, step: np.ndarray) -> None:
@@ -244,10 +265,8 @@ class Sink:
                 "sha256": self.digest.hexdigest()}
 
     def _input_hashes(self, name: str) -> dict[str, Future]:
-        every = {"": (self.task.base, name)}
-        for (label, model), places in zip(self.task.models.items(), self.task.source.places, strict=True):
-            every[label] = (model, places[name].name)
-        return {label: self.hashers.submit(ledger.tensor_hash, *where) for label, where in every.items()}
+        return {label: self.hashers.submit(ledger.tensor_hash, *where)
+                for label, where in _inputs(self.task, name).items()}
 
     def _tell(self, most: int) -> None:
         """Adds the lines of tensors all of whose numbers are there; of all but `most` in any case."""
@@ -261,7 +280,8 @@ class Sink:
                 for part in parts[1:]:
                     total = total + part.result()
                 inputs = {label: future.result() for label, future in hashes.items()}
-                line |= ledger.told(total) | {"base_sha256": inputs.pop(""), "model_sha256": inputs}
+                line |= {"sums": total.plain} if "part" in line else ledger.told(total) | {
+                    "base_sha256": inputs.pop(""), "model_sha256": inputs}
             self.lines.add(line)
             self.untold.popleft()
 

@@ -3,7 +3,9 @@
 The first line says whose ledger it is, the second which statistics hold. A tensor's line is written after its bytes,
 and counts only while the bytes in the file have the hash that it says.
 """
+import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +23,17 @@ BLOCK = 1 << 18  # bytes that are hashed at a time
 
 
 class Past(NamedTuple):
-    """An earlier beginning: the ledger's first line, the hash of its statistics, and the lines of tensors."""
+    """An earlier beginning: the ledger's first line, the hash of its statistics, and the lines of tensors.
+
+    parts: the lines of the entries start:stop of tensors that several processes write, by (tensor, start, stop).
+    inputs: what is known of the hashes of such tensors' inputs.
+    """
 
     head: dict[str, Any]
     statistics: str
     tensors: dict[str, dict[str, Any]]
+    parts: dict[tuple[str, int, int], dict[str, Any]] = {}
+    inputs: dict[str, dict[str, str]] = {}
 
 
 class Ledger:
@@ -65,7 +73,10 @@ def read(path: Path) -> Past | None:
         return None
     rest = [line for line in lines[1:] if isinstance(line, dict)]
     statistics = next((line["statistics"] for line in rest if "statistics" in line), "")
-    return Past(lines[0], statistics, {line["tensor"]: line for line in rest if "tensor" in line and "sha256" in line})
+    written = [line for line in rest if "tensor" in line and "sha256" in line]
+    return Past(lines[0], statistics, {line["tensor"]: line for line in written if "part" not in line},
+                {(line["tensor"], *line["part"]): line for line in written if "part" in line},
+                {line["hashed"]: line["inputs"] for line in rest if "hashed" in line})
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -85,13 +96,19 @@ def read_all(folder: Path) -> Past | None:
         return None
     same = lambda past: past is not None and (past.head["merge"], past.statistics) == (first.head["merge"],
                                                                                         first.statistics)
-    others = [past for past in map(read, parts(folder)) if same(past)]
-    return first._replace(tensors={name: line for past in (first, *others) if past for name, line in
-                                   past.tensors.items()})
+    every = [first, *(past for past in map(read, parts(folder)) if past and same(past))]
+    joined = lambda field: {name: line for past in every for name, line in getattr(past, field).items()}
+    inputs = {name: {label: hash_ for past in every for label, hash_ in past.inputs.get(name, {}).items()}
+              for name in joined("inputs")}
+    return first._replace(tensors=joined("tensors"), parts=joined("parts"), inputs=inputs)
 
 
-def still_there(past: Past, folder: Path, files: Sequence[Shard]) -> dict[str, dict[str, Any]]:
-    """The lines of those tensors whose bytes are in `folder` as the ledger says."""
+def still_there(past: Past, folder: Path, files: Sequence[Shard],
+                spans: Mapping[str, tuple[int, int]]) -> dict[str, dict[str, Any]]:
+    """The lines of those tensors whose bytes are in `folder` as the ledger says.
+
+    spans: of tensors of which no more than these entries are asked for.
+    """
     found = {}
     for shard in files:
         path = next((p for p in (folder / f".{shard.name}.partial", folder / shard.name) if p.exists()), None)
@@ -101,10 +118,28 @@ def still_there(past: Past, folder: Path, files: Sequence[Shard]) -> dict[str, d
             if file.read(len(shard.header)) != shard.header:
                 continue
             for name, info in shard.tensors.items():
-                line = past.tensors.get(name)
-                if line and _hash_of(file, shard.begins[name], info.nbytes) == line["sha256"]:
+                whole, size = past.tensors.get(name), info.dtype.itemsize
+                start, stop = (0, info.size) if whole else spans.get(name, (0, info.size))
+                line = whole or past.parts.get((name, start, stop))
+                if line and _hash_of(file, shard.begins[name] + start * size, (stop - start) * size) == line["sha256"]:
                     found[name] = line
     return found
+
+
+def of_parts(past: Past, folder: Path, shard: Shard, name: str, at: Sequence[int]) -> dict[str, Any]:
+    """The line of a tensor that several processes have written, cut at the entries `at`."""
+    lines = [past.parts[name, *span] for span in itertools.pairwise(at)]
+    with open(folder / shard.name, "rb") as file:
+        whole = _hash_of(file, shard.begins[name], shard.tensors[name].nbytes)
+    line = {key: value for key, value in lines[0].items() if key not in ("part", "sums")} | {"sha256": whole}
+    if "sums" in lines[0]:
+        line |= told(functools.reduce(Sums.__add__, [Sums(*map(_array, part["sums"])) for part in lines]))
+    inputs = dict(past.inputs.get(name, {}))
+    return line | ({"base_sha256": inputs.pop(""), "model_sha256": inputs} if inputs else {})
+
+
+def _array(x: Any) -> Any:
+    return np.array(x) if isinstance(x, list) else x
 
 
 def _hash_of(file, begin: int, count: int) -> str:
@@ -153,6 +188,11 @@ class Sums(NamedTuple):
 
     def __add__(self, other):  # type: ignore[override]
         return Sums(*[a + b for a, b in zip(self, other, strict=True)])
+
+    @property
+    def plain(self) -> list:
+        """As JSON holds it."""
+        return [x.tolist() if isinstance(x, np.ndarray) else x for x in self]
 
 
 def sums(taus: np.ndarray, delta: np.ndarray, block: int = 1 << 14) -> Sums:

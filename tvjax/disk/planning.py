@@ -72,6 +72,12 @@ def chunked(operator: Operator, leaf: stages.Leaf) -> bool:
     return all(operator.stages[i].entrywise for i in stages.pipeline(operator, leaf))
 
 
+def entrywise(operator: Operator, source: Deltas) -> dict[str, int]:
+    """{tensor: its entries} of those that are merged entry by entry."""
+    leaves = stages.leaves(source.shapes).values()
+    return {leaf.name: math.prod(leaf.shape) for leaf in leaves if chunked(operator, leaf)}
+
+
 # ---------------------------------------------------------------- in words
 def describe(plan_: Plan, base: Opened, models: Mapping[str, Opened], matched: Matched, files: Sequence[Shard]) -> str:
     """The plan as lines of text."""

@@ -1,4 +1,5 @@
 """Checkpoints written in pieces: which shard holds which tensor, files that grow under a temporary name, the index."""
+import contextlib
 import json
 import os
 import shutil
@@ -91,7 +92,8 @@ class Growing:
     def __init__(self, folder: Path, shard: Shard):
         self.shard, self.path, self.partial = shard, folder / shard.name, folder / f".{shard.name}.partial"
         if self.path.exists() and not self.partial.exists():
-            os.replace(self.path, self.partial)  # a tensor of it is to be written anew
+            with contextlib.suppress(FileNotFoundError):  # another process that writes into it has done so
+                os.replace(self.path, self.partial)  # a tensor of it is to be written anew
         self.file = os.open(self.partial, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         try:
             _reserve(self.file, shard.size)
@@ -111,11 +113,20 @@ class Growing:
     def close(self) -> None:
         os.close(self.file)
 
-    def finish(self) -> None:
-        """Gives the file its name, once its bytes are on the disk."""
+    def leave(self) -> None:
+        """Closes the file once its bytes are on the disk; others still write into it."""
         os.fsync(self.file)
         os.close(self.file)
-        os.replace(self.partial, self.path)
+
+    def finish(self) -> None:
+        """Gives the file its name, once its bytes are on the disk."""
+        self.leave()
+        name_whole(self.path.parent, self.shard)
+
+
+def name_whole(folder: Path, shard: Shard) -> None:
+    """Gives a file that all have written its name."""
+    os.replace(folder / f".{shard.name}.partial", folder / shard.name)
 
 
 def _reserve(file: int, size: int) -> None:

@@ -23,6 +23,7 @@ class Crew(NamedTuple):
 
     exchange: (what this process has found, anything that pickles) -> [what each has found], in the processes' order.
     owner: {leaf: the process that reads, merges and writes it}; leaves that it lacks belong to process 0.
+    cuts: {leaf: where it is cut}, of leaves that all share: process p has entries cuts[p] … cuts[p + 1] − 1.
     """
 
     devices: tuple[Any, ...]
@@ -30,9 +31,16 @@ class Crew(NamedTuple):
     count: int = 1
     exchange: Callable[[Any], list] = lambda found: [found]
     owner: Mapping[str, int] = {}
+    cuts: Mapping[str, tuple[int, ...]] = {}
 
     def owns(self, name: str) -> bool:
-        return self.count == 1 or self.owner.get(name, 0) == self.rank
+        """Whether this process takes the leaf, or its part of it."""
+        return self.count == 1 or name in self.cuts or self.owner.get(name, 0) == self.rank
+
+    @property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """{leaf: the first of this process's entries and the one after its last} of leaves that all share."""
+        return {name: (at[self.rank], at[self.rank + 1]) for name, at in self.cuts.items()}
 
     @property
     def mesh(self) -> Mesh:
@@ -50,6 +58,16 @@ def shared_out(sizes: Mapping[str, int], count: int) -> dict[str, int]:
         owner[name] = min(range(count), key=load.__getitem__)
         load[owner[name]] += sizes[name]
     return owner
+
+
+def cut(entries: int, count: int, unit: int) -> tuple[int, ...]:
+    """Where so many entries are cut for so many processes, at whole pieces of `unit` entries.
+
+    >>> cut(100, 2, 16)
+    (0, 48, 100)
+    """
+    pieces = -(-entries // unit)
+    return tuple(min(entries, unit * (pieces * process // count)) for process in range(count + 1))
 
 
 def side_by_side(crew: Crew, items: Iterable[tuple[Any, tuple]], body: Callable) -> Iterator[tuple[Any, Any]]:

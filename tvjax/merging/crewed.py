@@ -1,5 +1,6 @@
-"""The streaming engine for a crew: each process reads, measures and merges its own leaves, piece by piece, a piece a
-device; whole leaves (decompositions, solves) go one to a device and are never split.
+"""The streaming engine for a crew: each process reads, measures and merges its own leaves, and its own entries of the
+leaves that all share, piece by piece, a piece a device; whole leaves (decompositions, solves) go one to a device and
+are never split.
 
 Statistics are exact: sums in float64, extremes as they are, the k-th largest by counting the digits of float bits in
 three rounds over each process's own entries. What goes between processes is a few numbers for each.
@@ -26,10 +27,11 @@ HELD = 1 << 22  # scores of all tasks that are held instead of read anew for eac
 
 
 def run(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew) -> dict[str, Any]:
-    """{name: result} of the leaves that this process owns, each in its input dtype, as `streamed.run` gives them."""
+    """{name: result} of the leaves that this process owns, each in its input dtype, as `streamed.run` gives them; of
+    the leaves that all share none."""
     job = prepare(operator, source, tasks, data, crew)
     held: dict[str, list[Made]] = {}
-    for made in finished(job, crew, [name for name in job.leaves if crew.owns(name)]):
+    for made in finished(job, crew, [name for name in job.leaves if crew.owns(name) and name not in crew.cuts]):
         held.setdefault(made.leaf.name, []).append(made)
     return {name: streamed._joined(held[name], source.dtypes[name]) for name in job.leaves if name in held}
 
@@ -42,7 +44,7 @@ def prepare(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew
     """
     if crew.count == 1:
         return streamed.prepare(operator, source, tasks, data, check)
-    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check)
+    job = Run(operator, source, tasks, data, plan.leaves(source.shapes), {}, {}, check, crew.spans)
     for i, stage in enumerate(operator.stages):
         here = [leaf for leaf in job.leaves.values() if stage.holds(leaf.name, leaf.shape)]
         if stage.stats:
@@ -159,7 +161,8 @@ def _stream(job: Run, crew: Crew, upto: int, stat, members, width: int) -> Calla
 def _width(job: Run, leaf: plan.Leaf, score: Callable) -> int:
     """How many scores a leaf has: one for each entry, or for each of what whole-leaf stages have made of it."""
     _, state = job.kept.get(leaf.name, (0, None))
-    return math.prod(leaf.shape) if state is None else math.prod(jax.eval_shape(score, state).shape[1:])
+    first, last = job.spans.get(leaf.name, (0, math.prod(leaf.shape)))
+    return last - first if state is None else math.prod(jax.eval_shape(score, state).shape[1:])
 
 
 def kth_largest(streams: Mapping[str, Callable[[], Iterable[np.ndarray]]], k: Mapping[str, Any], tasks: int, *,

@@ -36,6 +36,7 @@ class Run(NamedTuple):
     values: dict  # (stage, statistic) -> {group: value}
     kept: dict  # leaf -> (stages done, state), for leaves that cost too much to take through twice
     check: Callable  # (whether all entries of a piece are finite, its leaf) -> None, or raises
+    spans: Mapping[str, tuple[int, int]] = {}  # leaf -> the entries to take, where others take the rest
 
 
 class Made(NamedTuple):
@@ -139,7 +140,7 @@ def pieces(job: Run, leaf: plan.Leaf) -> list[Piece]:
     entries = math.prod(leaf.shape)
     if entries == 0 or not _chunked(job, leaf):
         return [Piece(leaf, 0, entries, True)]
-    return chunks(leaf, job.source.tasks)
+    return chunks(leaf, job.source.tasks, *job.spans.get(leaf.name, ()))
 
 
 def _chunked(job: Run, leaf: plan.Leaf) -> bool:
