@@ -13,10 +13,12 @@ import numpy as np
 from tests import toy_tasks
 from tvjax import calibration, evaluation, sharding, tangent, training, tree
 from tvjax.calibration import exemplars
+from tvjax.evaluation import mixtures
 from tvjax.learning import adamerging, arithmetic, coefficients, course, ways
 from tvjax.learning.pool import pool
 
 RECIPE = training.Recipe(steps=5, batch=16, lr=0.02, warmup=1)
+MIXED = ((0.0, 0.0), (1.0, 0.5))
 
 
 def tasks():
@@ -114,9 +116,22 @@ def judged_numbers(base, taus, made):
     yield "accuracy", evaluation.accuracies(toy_tasks.PREDICT, base, made, batch=16)
     yield "sweep", evaluation.sweep(toy_tasks.PREDICT, base, taus[0], (0.5, 1.0), made, batch=16)
     yield "features", evaluation.features(toy_tasks.encode, base, made["a"][1][0], batch=16)
+    pair = [(head, split[0]) for head, split in made.values()]
+    yield "xi", evaluation.disentanglement(toy_tasks.PREDICT, base, *taus, *pair, (-1.0, 1.0), batch=16)
+    yield "pairs", evaluation.disentanglement_pairs(toy_tasks.PREDICT, base, taus, pair, batch=16)
+    for name, linear in {"mixtures": False, "affine": True}.items():
+        way = mixtures.family(toy_tasks.encode, base, linear=linear)
+        yield name, mixtures.mixtures(way, taus, MIXED, *made["b"], batch=16)._asdict()
+    yield "head", evaluation.zero_shot_head(
+        toy_tasks.encode, base, tokens, ("a", "bb", "ccc"), ("{}", "no {}"), logit_scale=0.5, batch=3)
 
 
-BRIEF = ("full/", "mask/", "gradients/", "random mask/", "accuracy/", "sweep/", "features/", "split/")
+def tokens(prompts):
+    return np.array([[len(prompt), *map(ord, prompt.ljust(4)[:4])] for prompt in prompts], np.float32) / 64
+
+
+BRIEF = ("full/", "mask/", "gradients/", "random mask/", "accuracy/", "sweep/", "features/", "xi/", "pairs/",
+         "mixtures/", "affine/", "head/", "split/")
 
 
 def brief_numbers():

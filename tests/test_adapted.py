@@ -1,13 +1,15 @@
 """Adapters' task vectors through the job of masks and compression: (IA)³ on a network of one layer."""
+import pathlib
+
 import jax
 import numpy as np
 import pytest
 
 from tests.test_configs import load
 from tests.test_tatr import CLASSES, FEATURES, HIDDEN, made_up
-from tvjax import adapters, compression, results, tree, vectors
+from tvjax import adapters, compression, results, sharding, tree, vectors
 from tvjax.compression import encoded
-from tvjax.experiment import adapted, loading, planning, study, tall, tall_plan
+from tvjax.experiment import adapted, loading, planning, sharing, study, tall, tall_plan
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 METHOD = adapters.Rescale(targets=r"(^|[.])fc$")
@@ -120,3 +122,17 @@ def test_factors_of_a_text_to_text_model(tmp_path, monkeypatch):
     path = tmp_path / "run" / "adapters" / "ia3" / "seed0" / f"{own.tasks[0]}.safetensors"
     names = tree.flatten(adapted.checkpoints.load_task_vector(path).params)
     assert len(names) == 8 and all(name.endswith(".ia3_l") for name in names)  # k, v of three attentions, two wo
+
+
+def test_processes_share_the_tasks(monkeypatch):
+    done = []
+    monkeypatch.setattr(adapted, "vector", lambda bench, method, task, folder, progress: (
+        done.append(task), adapted.Adapted({}, 0.0))[1])
+    for name, value in {"process_count": 2, "process_index": 1}.items():
+        monkeypatch.setattr(jax, name, lambda value=value: value)
+    monkeypatch.setattr(sharding, "barrier", lambda what: done.append(what))
+    plan = tall_plan.tall_plan(config()).usual
+    bench = study.Bench(made_up(plan), plan, pathlib.Path("cache"), 0, print)
+    with pytest.raises(sharing.Done):
+        adapted.task_vectors(bench, METHOD, "folder")
+    assert done == [*plan.tasks[1::2], "tasks"] != ["tasks"]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import tangent
+from tvjax import sharding, tangent
 from tvjax.evaluation.top1 import padded
 
 
@@ -36,11 +36,13 @@ def zero_shot_head(encode, params, tokenize, classnames, templates, *, logit_sca
 
 
 def _embed(encode, params, tokens, batch):
-    """Features of all prompts in float32, by one compiled program."""
+    """Features of all prompts in float32, by one compiled program; on a mesh each device takes its part of a batch."""
     tokens = {k: np.asarray(v) for k, v in tokens.items()} if isinstance(tokens, Mapping) else np.asarray(tokens)
-    params = jax.device_put(params)
-    parts = [_encode(params, part, encode=encode)[:real] for part, real in padded(tokens, batch=batch)]
-    return jnp.concatenate(parts).astype(jnp.float32)
+    (params,), layout = sharding.settled(params)
+    batch += -batch % (layout.data if layout else 1)
+    parts = [_encode(params, sharding.spread(part, layout), encode=encode)[:real]
+             for part, real in padded(tokens, batch=batch)]
+    return jnp.concatenate(parts if layout is None else sharding.host(parts)).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames="encode")

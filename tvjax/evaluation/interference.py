@@ -2,9 +2,9 @@
 
 ξ(α₁, α₂) = Σ_t E_{x∼D_t}[ŷ(x; θ0 + α_t τ_t) ≠ ŷ(x; θ0 + α₁τ₁ + α₂τ₂)], in [0, 2]; 0 where neither disturbs the other.
 """
-import jax
 import numpy as np
 
+from tvjax import sharding
 from tvjax.evaluation.points import combined, shifted
 from tvjax.evaluation.top1 import predictions
 
@@ -28,7 +28,7 @@ def disentanglement(predict, theta0, tau1, tau2, data1, data2, grid, *, batch=12
     programs. `place`: `shifted`, or `paired` with a predict from `classify_linearised`.
     """
     data, grid = (data1, data2), [float(scale) for scale in grid]
-    theta0, tau1, tau2 = jax.device_put((theta0, tau1, tau2))
+    (theta0, tau1, tau2), _ = sharding.settled(theta0, tau1, tau2)
 
     def answers(task, scale1, scale2):
         params = combined(theta0, tau1, tau2, scale1, scale2, place=place)
@@ -49,7 +49,7 @@ def disentanglement_pairs(predict, theta0, taus, data, *, scales=None, batch=128
     if not len(taus) == len(data) == len(scales):
         raise ValueError(f"one head and one scale a task vector: got {len(taus)} task vectors, {len(data)} data sets, "
                          f"{len(scales)} scales")
-    theta0, taus = jax.device_put((theta0, list(taus)))
+    (theta0, taus), _ = sharding.settled(theta0, list(taus))
 
     def answers(i, j, scale):
         params = combined(theta0, taus[i], taus[j], scales[i], scale, place=place)

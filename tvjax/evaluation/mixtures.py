@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tvjax import tangent, tree, vectors
+from tvjax import sharding, tangent, tree, vectors
 from tvjax.evaluation.heads import classify, unit
 from tvjax.evaluation.interference import disagreement
 from tvjax.evaluation.points import paired, shifted
@@ -65,7 +65,7 @@ def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> A
     """What the models with these coefficients answer.
 
     taus: task vectors, a stack or a list. coefficients: (mixtures, tasks). head: (features, classes), under the
-    family's readout of features. split: (inputs, labels).
+    family's readout of features. split: (inputs, labels); a batch is cut over the mesh of the base or of `sharding.on`.
 
     >>> half = family(lambda params, x: x * params, jnp.ones((1, 2)), linear=True)
     >>> x, labels = np.eye(2, dtype=np.float32), np.array([0, 1])
@@ -81,11 +81,13 @@ def mixtures(family: Family, taus, coefficients, head, split, *, batch=128) -> A
     inputs, labels = split
     if family.slopes:
         return answers(expansion(family, taus, inputs, batch=batch), coefficients, head, labels, batch=batch)
-    (base, taus), (head, classes), parts = jax.device_put((family.base, taus)), _padded_head(head), []
-    for (x, y), real in padded((inputs, np.asarray(labels, np.int32)), batch=batch):
-        made = [_plain(base, taus, c, head, classes, x, y, place=family.place, encode=family.encode,
-                       readout=family.readout) for c in coefficients]
-        parts.append(tuple(np.stack(side)[:, :real] for side in zip(*jax.device_get(made), strict=True)))
+    (base, taus, head), layout = sharding.settled(family.base, taus, _padded_head(head))
+    parts = []
+    for rows, real in padded((inputs, np.asarray(labels, np.int32)), batch=batch):
+        x, y = sharding.spread(rows, layout)
+        made = [_plain(base, taus, c, *head, x, y, place=family.place, encode=family.encode, readout=family.readout)
+                for c in coefficients]
+        parts.append(tuple(np.stack(side)[:, :real] for side in zip(*sharding.host(made), strict=True)))
     return Answers(*_joined(parts), len(coefficients))
 
 
@@ -106,27 +108,29 @@ def expansion(family: Family, taus, inputs, *, batch=128) -> Expansion:
     if family.slopes is None:
         raise ValueError("the features of this family are not affine in its vectors: there is no expansion to keep")
     taus = tree.stack(taus) if isinstance(taus, (list, tuple)) else taus
-    args, parts = jax.device_put((family.base, taus)), []
+    args, layout = sharding.settled(family.base, taus)
+    parts = []
     for x, real in padded(inputs, batch=batch):
-        value, slopes = _slopes(*args, x, slopes=family.slopes)
+        value, slopes = _slopes(*args, sharding.spread(x, layout), slopes=family.slopes)
         parts.append((value[:real], slopes[:, :real]))
-    value, slopes = zip(*jax.device_get(parts), strict=True)
+    value, slopes = zip(*sharding.host(parts), strict=True)
     return Expansion(np.concatenate(value), np.concatenate(slopes, 1), 1 + slopes[0].shape[0], family.readout)
 
 
 def answers(found: Expansion, coefficients, head, labels, *, batch=128) -> Answers:
     """`mixtures` from an expansion that is at hand; `passes` are those that it took."""
-    args = jax.device_put((np.asarray(coefficients, np.float32), *_padded_head(head)))
+    layout, args = sharding.found(), (np.asarray(coefficients, np.float32), *_padded_head(head))
+    args = sharding.replicate(args, layout) if layout else jax.device_put(args)
     rows = (found.value, np.moveaxis(found.slopes, 0, 1), np.asarray(labels, np.int32))
     parts = []
     for part, real in padded(rows, batch=batch):
-        classes, losses = _affine(*args, *part, readout=found.readout)
+        classes, losses = _affine(*args, *sharding.spread(part, layout), readout=found.readout)
         parts.append((classes[:, :real], losses[:, :real]))
     return Answers(*_joined(parts), found.passes)
 
 
 def _joined(parts) -> tuple[np.ndarray, np.ndarray]:
-    classes, losses = zip(*jax.device_get(parts), strict=True)
+    classes, losses = zip(*sharding.host(parts), strict=True)
     return np.concatenate(classes, 1), np.concatenate(losses, 1)
 
 
