@@ -141,8 +141,8 @@ class _Metadata(NamedTuple):
 
 def _shared(state: Any) -> bool:
     """Whether any leaf lies on devices of other processes too."""
-    there = lambda x: getattr(x, "sharding", None)
-    return any(there(x) is not None and not there(x).is_fully_addressable for x in jax.tree.leaves(state))
+    placed = [getattr(x, "sharding", None) for x in jax.tree.leaves(state)]
+    return any(where is not None and not where.is_fully_addressable for where in placed)
 
 
 def _is_key(leaf: Any) -> bool:

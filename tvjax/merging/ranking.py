@@ -111,9 +111,9 @@ def collected(stream: Iterator[np.ndarray], low: np.ndarray, high: np.ndarray):
     above, inside = np.zeros(len(low), np.int64), [Tally() for _ in low]
     for part in stream:
         for t, row in enumerate(part):
-            over, _, *found = side(row, low[t], high[t])
+            over, _, scores, times = side(row, low[t], high[t])
             above[t] += over
-            inside[t].add(*found)
+            inside[t].add(scores, times)
     return above, inside
 
 

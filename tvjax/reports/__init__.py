@@ -125,7 +125,7 @@ def latex(sections: Sequence[Section]) -> str:
                      for section in sections for caption, table in section.tables.items())
 
 
-def page(run: Run, sections: Sequence[Section], pictures) -> str:
+def page(run: Run, sections: Sequence[Section], pictures: Mapping[tuple[int, str], tuple[str, bytes]]) -> str:
     """The report as one HTML document that needs nothing beside it."""
     parts = [f"<h1>{html.escape(run.config['name'])}</h1>"]
     for i, section in enumerate(sections):
