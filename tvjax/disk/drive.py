@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,12 +61,13 @@ def drive(task: Task, work: Path, past: ledger.Past | None, data: Mapping[str, A
         if past and statistics != past.statistics:
             done = {}  # another number of threads may split a sum otherwise; the output is of one piece
     name = sharing.ledger_name(task.crew)
-    lines = ledger.Ledger(work / name, [task.head, {"statistics": statistics}, *done.values()])
+    known = [{"hashed": name, "inputs": past.inputs[name]} for name in spans if past and name in past.inputs]
+    lines = ledger.Ledger(work / name, [task.head, {"statistics": statistics}, *done.values(), *known])
     try:
         for shard in files:
             _write_shard(task, job, shard, work, lines, done)
         if not task.brief:
-            _hash_inputs(task, lines, [name for name in spans if name not in done])
+            _hash_inputs(task, lines, spans, past.inputs if past else {})
     finally:
         lines.close()
 
@@ -107,11 +108,12 @@ def _write_shard(task: Task, job, shard: Shard, work: Path, lines: ledger.Ledger
         growing.finish()
 
 
-def _hash_inputs(task: Task, lines: ledger.Ledger, names: Sequence[str]) -> None:
+def _hash_inputs(task: Task, lines: ledger.Ledger, names: Iterable[str], known: Mapping[str, Mapping]) -> None:
     """Lines of the hashes of what goes into tensors that all processes share, each process for its share of inputs."""
     for name in names:
         mine = list(_inputs(task, name).items())[task.crew.rank :: task.crew.count] if task.crew else []
-        lines.add({"hashed": name, "inputs": {label: ledger.tensor_hash(*where) for label, where in mine}})
+        new = [(label, where) for label, where in mine if label not in known.get(name, {})]
+        lines.add({"hashed": name, "inputs": {label: ledger.tensor_hash(*where) for label, where in new}})
 
 
 def _inputs(task: Task, name: str) -> dict[str, tuple[Opened, str]]:

@@ -76,7 +76,7 @@ def read(path: Path) -> Past | None:
     written = [line for line in rest if "tensor" in line and "sha256" in line]
     return Past(lines[0], statistics, {line["tensor"]: line for line in written if "part" not in line},
                 {(line["tensor"], *line["part"]): line for line in written if "part" in line},
-                {line["hashed"]: line["inputs"] for line in rest if "hashed" in line})
+                _inputs((line["hashed"], line["inputs"]) for line in rest if "hashed" in line))
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -98,9 +98,16 @@ def read_all(folder: Path) -> Past | None:
                                                                                         first.statistics)
     every = [first, *(past for past in map(read, parts(folder)) if past and same(past))]
     joined = lambda field: {name: line for past in every for name, line in getattr(past, field).items()}
-    inputs = {name: {label: hash_ for past in every for label, hash_ in past.inputs.get(name, {}).items()}
-              for name in joined("inputs")}
+    inputs = _inputs(pair for past in every for pair in past.inputs.items())
     return first._replace(tensors=joined("tensors"), parts=joined("parts"), inputs=inputs)
+
+
+def _inputs(found: Iterable[tuple[str, dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """{tensor: {input: its hash}} of all that are known."""
+    made: dict[str, dict[str, str]] = {}
+    for name, hashes in found:
+        made.setdefault(name, {}).update(hashes)
+    return made
 
 
 def still_there(past: Past, folder: Path, files: Sequence[Shard],
