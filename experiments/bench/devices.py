@@ -1,7 +1,7 @@
 """Several devices: what the sharded path costs beside the plain one, what devices send each other, and a GPU's speed.
 
     python experiments/bench/devices.py             # what the machine has: forced CPU devices, and its GPUs
-    python experiments/bench/devices.py overhead [--rounds 5]
+    python experiments/bench/devices.py overhead [--rounds 5] [--only ties]
     python experiments/bench/devices.py collectives
     python experiments/bench/devices.py gpu [--million 400] [--tasks 4]
 
@@ -33,12 +33,13 @@ def main():
     cli = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cli.add_argument("what", nargs="?", default="all", choices=("all", "overhead", "collectives", "gpu", "one"))
     cli.add_argument("--rounds", type=int, default=5)
+    cli.add_argument("--only", default="", help="of the overheads those whose name holds this")
     cli.add_argument("--million", type=float, default=400, help="millions of entries of a task vector on the GPU")
     cli.add_argument("--tasks", type=int, default=4)
     args = cli.parse_args()
     if args.what in ("all", "overhead"):
         for count in COUNTS:
-            again("one", count, f"--rounds={args.rounds}")
+            again("one", count, f"--rounds={args.rounds}", f"--only={args.only}")
     if args.what == "all":
         again("collectives", 8)
     if args.what == "all" and has_gpu():
@@ -64,8 +65,7 @@ def has_gpu():
 # ---------------------------------------------------------------- overhead
 def overhead(args):
     import jax
-    works = {"fine-tuning step": training_work(), "accuracy": accuracy_work(), **merging_works()}
-    for name, (plain, shared) in works.items():
+    for name, (plain, shared) in works(args.only).items():
         plain(), shared()  # compiled
         times = {plain: [], shared: []}
         for _ in range(args.rounds):
@@ -77,6 +77,13 @@ def overhead(args):
         print(json.dumps({"devices": jax.device_count(), "work": name, "plain ms": round(1e3 * seconds[0], 1),
                           "shared ms": round(1e3 * seconds[1], 1), "ratio": round(seconds[1] / seconds[0], 3),
                           "load": round(os.getloadavg()[0], 1)}), flush=True)
+
+
+def works(only):
+    """{name: (plain, shared)} of the works whose names hold `only`."""
+    networks = {"fine-tuning step": training_work, "accuracy": accuracy_work}
+    return {**{name: make() for name, make in networks.items() if only in name},
+            **{name: work for name, work in merging_works().items() if only in name}}
 
 
 def layout():

@@ -6,8 +6,8 @@
 
 Constants that the paper plan takes are those measured on two CPU cores (`README.md` beside this file): GB/s at which a
 host streams a merge from disk to disk, flop/s of its decompositions. Give those of another machine to plan for it.
-shapes: programs of one block of a 70B model with ten experts, spread over so many abstract CPU devices and compiled
-ahead of time; XLA tells each device's memory.
+shapes: programs of one block of both models with all their task vectors, spread over so many abstract CPU devices and
+compiled ahead of time; XLA tells each device's memory.
 """
 import argparse
 import functools
@@ -40,23 +40,26 @@ def block70b() -> dict[str, tuple[int, ...]]:
             "post_attention_layernorm.weight": (8192,)}
 
 
+def block1b() -> dict[str, tuple[int, ...]]:
+    return {"self_attn.q_proj.weight": (2048, 2048), "self_attn.k_proj.weight": (512, 2048),
+            "self_attn.v_proj.weight": (512, 2048), "self_attn.o_proj.weight": (2048, 2048),
+            "mlp.gate_proj.weight": (8192, 2048), "mlp.up_proj.weight": (8192, 2048),
+            "mlp.down_proj.weight": (2048, 8192), "input_layernorm.weight": (2048,),
+            "post_attention_layernorm.weight": (2048,)}
+
+
 def llama1b() -> dict[str, tuple[int, ...]]:
-    block = {"self_attn.q_proj.weight": (2048, 2048), "self_attn.k_proj.weight": (512, 2048),
-             "self_attn.v_proj.weight": (512, 2048), "self_attn.o_proj.weight": (2048, 2048),
-             "mlp.gate_proj.weight": (8192, 2048), "mlp.up_proj.weight": (8192, 2048),
-             "mlp.down_proj.weight": (2048, 8192), "input_layernorm.weight": (2048,),
-             "post_attention_layernorm.weight": (2048,)}
     shapes = {"model.embed_tokens.weight": (128_256, 2048), "model.norm.weight": (2048,)}
-    return shapes | {f"model.layers.{i}.{name}": shape for i in range(16) for name, shape in block.items()}
+    return shapes | {f"model.layers.{i}.{name}": shape for i in range(16) for name, shape in block1b().items()}
 
 
-CASES = {"70B x 10 experts": (llama70b, 10), "1B x 10,000 vectors": (llama1b, 10_000)}
+CASES = {"70B x 10 experts": (llama70b, block70b, 10), "1B x 10,000 vectors": (llama1b, block1b, 10_000)}
 
 
 # ---------------------------------------------------------------- on paper
 def paper(args):
     from tvjax.merging import crewed, pieces
-    for case, (shapes, tasks) in CASES.items():
+    for case, (shapes, _, tasks) in CASES.items():
         shapes = shapes()
         entries = sum(map(math.prod, shapes.values()))
         read, written = 2 * entries * (tasks + 1), 2 * entries  # bfloat16
@@ -137,6 +140,12 @@ def shapes(args):
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={args.devices}", "JAX_PLATFORMS": "cpu"}
         subprocess.run([sys.executable, *sys.argv], env={**os.environ, **flags}, check=True)
         return
+    for case, (model, block, tasks) in CASES.items():
+        if args.case in case:
+            compiled(args, case, model(), block(), tasks)
+
+
+def compiled(args, case, model, block, tasks):
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -146,12 +155,12 @@ def shapes(args):
     from tvjax import merging
     from tvjax.merging import engine, traced
     from tvjax.sharding import collectives
-    mesh, tasks = Mesh(np.array(jax.devices()), ("model",)), 10
-    block = {f"model.layers.0.{name}": shape for name, shape in block70b().items()}
+    mesh = Mesh(np.array(jax.devices()), ("model",))
+    block = {f"model.layers.0.{name}": shape for name, shape in block.items()}
     spread = NamedSharding(mesh, P(None, "model"))
     abstract = lambda shape: jax.ShapeDtypeStruct((tasks, *shape), jnp.bfloat16, sharding=spread)
     stack, hashes = {name: abstract(shape) for name, shape in block.items()}, engine.task_hashes(None, tasks)
-    whole = sum(map(math.prod, llama70b().values())) / sum(map(math.prod, block.values()))
+    whole = sum(map(math.prod, model.values())) / sum(map(math.prod, block.values()))
     for method in args.methods.split(","):
         operator = merging.build(method)
         program = functools.partial(traced.run, mesh=mesh)
@@ -159,7 +168,7 @@ def shapes(args):
         out = jax.tree.map(lambda x: NamedSharding(mesh, P("model")), made)
         compiled = jax.jit(program, out_shardings=out).lower(operator, stack, hashes, {}).compile()
         memory = compiled.memory_analysis()
-        print(json.dumps({"method": method, "devices": mesh.size, "bytes of a block on each device": {
+        print(json.dumps({"case": case, "method": method, "devices": mesh.size, "bytes of a block on each device": {
             "task vectors": memory.argument_size_in_bytes, "result": memory.output_size_in_bytes,
             "temporary": memory.temp_size_in_bytes}, "GB on each device, block by block":
             round((whole * memory.argument_size_in_bytes + whole * memory.output_size_in_bytes
@@ -175,6 +184,7 @@ def main():
     cli.add_argument("--network", type=float, default=1.0, help="GB/s between hosts")
     cli.add_argument("--flops", type=float, default=DECOMPOSITION, help="flop/s of decompositions of one host")
     cli.add_argument("--devices", type=int, default=64)
+    cli.add_argument("--case", default="", help="of the two models the one whose name holds this, such as 70B")
     cli.add_argument("--methods", default="task_arithmetic,ties,metagpt,iso_c")
     args = cli.parse_args()
     {"paper": paper, "shapes": shapes}[args.what](args)
