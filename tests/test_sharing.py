@@ -116,7 +116,10 @@ def test_a_shared_merge_that_is_interrupted_goes_on(inputs, one_and_eight, tmp_p
         merge()
     assert (min(reads)[0], max(reads)[1]) == (0, 196_608)
     reads.clear()
+    other = "model-00001-of-00099.safetensors"  # as if another number of processes had begun
+    (tmp_path / ".dare.merging" / other).write_bytes(b"")
     merge()
+    assert not (tmp_path / "dare" / other).exists()
     assert (min(reads)[0], max(reads)[1]) == (196_608, 530_000)
     same("dare", one_and_eight / "one", tmp_path)
 

@@ -6,8 +6,8 @@
 
 Constants that the paper plan takes are those measured on two CPU cores (`README.md` beside this file): GB/s at which a
 host streams a merge from disk to disk, flop/s of its decompositions. Give those of another machine to plan for it.
-shapes: programs of one block of both models with all their task vectors, spread over so many abstract CPU devices and
-compiled ahead of time; XLA tells each device's memory.
+shapes: programs of one block of a model with all its task vectors, spread over so many abstract CPU devices and compiled
+ahead of time; XLA tells each device's memory.
 """
 import argparse
 import functools
@@ -184,7 +184,7 @@ def main():
     cli.add_argument("--network", type=float, default=1.0, help="GB/s between hosts")
     cli.add_argument("--flops", type=float, default=DECOMPOSITION, help="flop/s of decompositions of one host")
     cli.add_argument("--devices", type=int, default=64)
-    cli.add_argument("--case", default="", help="of the two models the one whose name holds this, such as 70B")
+    cli.add_argument("--case", default="70B", help="of shapes: the model whose name holds this, 70B or 1B")
     cli.add_argument("--methods", default="task_arithmetic,ties,metagpt,iso_c")
     args = cli.parse_args()
     {"paper": paper, "shapes": shapes}[args.what](args)

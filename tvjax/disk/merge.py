@@ -206,9 +206,10 @@ class _NoBar:
 
 def _finish(ready: Ready, command: str) -> None:
     """The files beside the shards, a look at the whole, and the directory's name."""
-    task, work = ready.task, ready.work
+    task, work, stem = ready.task, ready.work, outputs.STEMS[ready.recipe.output]
+    for other in {*work.glob(f"{stem}*.safetensors")} - {work / shard.name for shard in task.files}:
+        other.unlink()  # of the same merge begun by another number of processes
     if len(task.files) > 1:
-        stem = outputs.STEMS[ready.recipe.output]
         workdir.write_whole(work / f"{stem}.safetensors.index.json", writers.index(task.files).encode())
     for name, content in ready.side.items():
         workdir.write_whole(work / name, content)
