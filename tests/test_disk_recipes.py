@@ -194,7 +194,7 @@ REFUSED = {
     "the chat template": ({**FINE, "chat_template": "auto"}, "chat_template of .*: here the base's is kept"),
     "modules": ({**FINE, "modules": {"text": {}}}, "modules in .* cannot be had here"),
     "nothing": ({"merge_method": "ties", "base_model": "x"}, "needs either models or slices"),
-    "passthrough": ({**FINE, "merge_method": "passthrough", "base_model": None}, "passthrough takes one model at a time"),
+    "passthrough": ({**FINE, "merge_method": "passthrough"}, "passthrough takes one model at a time"),
     "nearswap": ({**FINE, "merge_method": "nearswap"}, "nearswap has no counterpart here"),
     "models": ({**FINE, "models": "x/a"}, "models of .*: a list is needed"),
     "parameters": ({**FINE, "parameters": [1]}, "parameters of .* map names to numbers"),

@@ -23,6 +23,11 @@ def test_every_option_is_explained(name):
     assert [option for option in inspect.signature(METHODS[name]).parameters if not known.get(option)] == []
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_every_page_has_an_example_that_is_run(name):
+    assert "## Example" in pages.page(name) and ">>> " in pages.example(METHODS[name])
+
+
 def test_options_are_found_in_prose():
     found = pages.entries("a, b: shares in [0, 1]. c: see `top`; it is 3. Data: none. d: last.", ["a", "b", "c", "d"])
     assert found == [(["a", "b"], "shares in [0, 1]."), (["c"], "see `top`; it is 3."), (["d"], "last.")]

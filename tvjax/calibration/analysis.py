@@ -11,6 +11,7 @@ from tvjax import compression, tree
 from tvjax.calibration import masks as masking
 from tvjax.calibration.eligible import kind
 from tvjax.calibration.gradients import count_examples
+from tvjax.compression import bits
 
 BY = {"kind": kind, "layer": tree.layer, "leaf": lambda name: name}
 
@@ -25,7 +26,7 @@ def iou(masks: Sequence[Any]) -> np.ndarray:
     [[1.0, 0.5], [0.5, 1.0]]
     """
     packed = [jax.tree.map(lambda x: compression.pack(np.asarray(x)), mask) for mask in masks]
-    return np.asarray(compression.overlaps(compression.bits.stack(packed)))
+    return np.asarray(compression.overlaps(bits.stack(packed)))
 
 
 def occupancy(mask: Any, *, by: str = "kind") -> dict[str, tuple[int, int]]:

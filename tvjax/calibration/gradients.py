@@ -39,7 +39,7 @@ def per_example(f: Callable, params: Any, examples: Any, *shared) -> Any:
 
 
 def reduced(f: Callable, params: Any, examples: Any, *shared, reduce: str, budget: int = BUDGET,
-            chunk: int | None = None, devices: Sequence[jax.Device] | None = None) -> Any:
+            chunk: int | None = None, devices: Sequence[Any] | None = None) -> Any:
     """A tree like `params`, in float32 at least: the reduction of the gradients of f over all examples.
 
     f: (params, example, *shared) -> a scalar. Programs are kept under this function: give the same object each time.

@@ -100,7 +100,7 @@ def _source(given: Any, base: str, at: str) -> cuts.Source:
     part = given.get("layer_range") if isinstance(given, Mapping) else None
     if not isinstance(part, list) or [type(n) for n in part] != [int, int] or not 0 <= part[0] < part[1]:
         raise ValueError(f"{at}: layer_range is [first, last], layers from first up to and without last; got {part!r}")
-    return cuts.Source(model, *part, own)
+    return cuts.Source(model, part[0], part[1], own)
 
 
 def _reference(given: Any, at: str, base: str = "") -> str:

@@ -43,10 +43,11 @@ class Stacked:
     def __init__(self, parts: Sequence[Part]):
         self.where = " + ".join(f"{part.model.where} {part.first}–{part.last - 1}" for part in parts)
         self.at = _places(parts, _common(parts))
-        self.tensors: dict[str, TensorInfo] = {name: model.tensors[own] for name, (model, own) in self.at.items()}
+        self.tensors: Mapping[str, TensorInfo] = {name: model.tensors[own] for name, (model, own) in self.at.items()}
         base, every = parts[0].model, list({id(part.model): part.model for part in parts}.values())
-        self.config, self.side = config(parts), base.side
-        self.identity = {name if len(every) == 1 else f"{i}/{name}": about
+        self.config: Mapping[str, Any] = config(parts)
+        self.side = base.side
+        self.identity: Mapping[str, Any] = {name if len(every) == 1 else f"{i}/{name}": about
                          for i, model in enumerate(every) for name, about in model.identity.items()}
         self.models = every
 

@@ -4,6 +4,7 @@ linear behaviour, cost.
 Every study takes a bench and the ways of fine-tuning by label, and gives rows.
 """
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -24,16 +25,16 @@ MAIN = ("full", "talos", "lota")  # ways whose localisation and linearity are lo
 def pruning(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     """Zero-shot accuracy on task j, over that of θ0, with the entries of task i's mask set to zero."""
     theta0 = bench.about.theta0
-    return [row for label, one in masked(ways) for task in bench.usual.tasks
-            for row in _heat(bench, "pruning", label, task, calibration.pruned(theta0, one.masks[task]))]
+    return [row for label, its in masks_of(ways) for task in bench.usual.tasks
+            for row in _heat(bench, "pruning", label, task, calibration.pruned(theta0, its[task]))]
 
 
 def noise(bench: Bench, ways: dict[str, Way]) -> list[dict]:
     """The same under noise of twice their own deviation on these entries; with their mean magnitude and deviation."""
     found = []
-    for label, one in masked(ways, "talos"):
+    for label, its in masks_of(ways, "talos"):
         for i, task in enumerate(bench.usual.tasks):
-            made = calibration.noised(bench.about.theta0, one.masks[task], jax.random.key(1000 * bench.seed + i))
+            made = calibration.noised(bench.about.theta0, its[task], jax.random.key(1000 * bench.seed + i))
             found += _heat(bench, "noise", label, task, made.params)
             base = {"method": label, "section": "noise", "task": task, "split": "none", **_common(bench)}
             found += [{"metric": "mean magnitude", "value": made.mean, **base},
@@ -45,6 +46,11 @@ def masked(ways: dict[str, Way], *names: str):
     """(label, way) of the ways of those names, by default TaLoS' masks and what they are compared with."""
     names = names or ("talos", "random", "top_sensitivity", "magnitude")
     return [(label, one) for label, one in ways.items() if one.tuning.name in names]
+
+
+def masks_of(ways: dict[str, Way], *names: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """(label, {task: mask}) of those that have masks."""
+    return [(label, one.masks) for label, one in masked(ways, *names) if one.masks is not None]
 
 
 def _heat(bench: Bench, section: str, label: str, task: str, params) -> list[dict]:

@@ -36,7 +36,7 @@ class Place(NamedTuple):
     key: str
 
     @property
-    def cost(self) -> dict | None:
+    def cost(self) -> dict[str, float] | None:
         """What the vector there took; None where it is not there or follows from something else."""
         about, masked = finetune.known(self.vector), sharding.decided(self.mask.exists)
         return about["cost"] if about.get("key") == self.key and masked else None
@@ -57,17 +57,17 @@ def tuned(bench: Bench, tuning: Tuning, folder, *, budget: int, progress=None) -
     All masks come first: their tensors together are those of one compiled step for all tasks.
     """
     places = {task: place(bench, tuning, task, folder) for task in bench.usual.tasks}
-    masks = {task: _mask(bench, tuning, task, budget, progress)
-             for task, where in places.items() if where.cost is None}
+    costs = {task: where.cost for task, where in places.items()}
+    masks = {task: _mask(bench, tuning, task, budget, progress) for task, cost in costs.items() if cost is None}
     union = {name for mask, _ in masks.values() for name in training.touched(mask)}
     made = {}
     for task, where in places.items():
-        if task in masks:
+        if (cost := costs[task]) is None:
             made[task] = _tune(bench, tuning, task, where, *masks[task], union, progress)
             bench.say(f"{tuning.label}, {task}, seed {bench.seed}: mask in {made[task].calibration:.0f} s, "
                       f"fine-tuned in {made[task].seconds:.0f} s")
         else:
-            made[task] = Sparse(calibration.load_sparse(where.vector), calibration.load_mask(where.mask), **where.cost)
+            made[task] = Sparse(calibration.load_sparse(where.vector), calibration.load_mask(where.mask), **cost)
     return made
 
 

@@ -185,6 +185,9 @@ def knots(*, inner=None, solver: str = "auto") -> Operator:
     as in the authors' code.
     Other leaves are averaged. A trim counts the entries of the cores: for adapters use `LowRank` leaves, whose cores
     have no empty rows.
+
+    >>> knots(inner=ties(density=1.0))({"w": jnp.array([[[2.0, 1.0, 2.0]], [[2.0, 3.0, 2.0]]])})["w"].round(4).tolist()
+    [[2.0, 2.0, 2.0]]
     """
     inner = ties() if inner is None else inner
     return through(_left, inner, chosen={"solver": options("numerical", solver)["solver"]})
@@ -196,6 +199,9 @@ def core_space(*, inner=None, solver: str = "auto") -> Operator:
 
     inner: an operator that reduces over tasks (tsv_m() by default). Low-rank leaves stay low-rank, of rank tasks·rank;
     dense ones are only turned.
+
+    >>> core_space(inner=total())({"w": jnp.array([[[2.0, 1.0, 2.0]], [[2.0, 3.0, 2.0]]])})["w"].round(4).tolist()
+    [[4.0, 4.0, 4.0]]
     """
     inner = tsv_m() if inner is None else inner
     return through(_both, inner, chosen={"solver": options("numerical", solver)["solver"]})
@@ -211,6 +217,10 @@ def dc_merge(*, scale=1.0, inner=None, smoothing: str = "average", rho=5.0, mask
     nonzero_mean(), with smoothing="linear". smoothing: "average" or "linear" (greatest over least at most rho, ≥ 1).
     mask: "block" keeps each
     task's own block of the merged core, "none" all of it. scale, per_task, rank, solver: see `tsv_m`.
+
+    >>> x = jnp.stack([jnp.diag(jnp.array([2.0, 0.0])), jnp.diag(jnp.array([0.0, 4.0]))])
+    >>> dc_merge()({"w": x})["w"].round(5).tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
     """
     chosen = options(rank, solver) | {"smoothing": choice("smoothing", smoothing, ("average", "linear"))}
     chosen |= {"per_task": check_count("per_task", per_task)}

@@ -166,9 +166,13 @@ def della_linear(
     *, density=0.5, epsilon=0.1, scale=0.3, seed=0, rescale: str = "inverse_probability", weights=None,
     normalize: bool = False,
 ) -> Operator:
-    """Drop by rank, then task arithmetic (DELLA without the election).
+    """Drop by rank, then task arithmetic (DELLA, arXiv:2406.11617, without the election).
 
     density, epsilon, seed, rescale: see `drop_by_rank`. scale, weights, normalize: see `task_arithmetic`.
+
+    >>> x = jnp.array([[2.0, -1.0, 0.5], [-1.0, -3.0, 0.25]])
+    >>> della_linear(density=1.0, epsilon=0.0, scale=1.0)({"w": x})["w"].tolist()
+    [1.0, -4.0, 0.75]
     """
     dropped = drop_by_rank(density=density, epsilon=epsilon, seed=seed, rescale=rescale)
     return dropped | task_arithmetic(scale=scale, weights=weights, normalize=normalize)

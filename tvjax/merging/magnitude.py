@@ -66,8 +66,12 @@ def breadcrumbs_ties(
     *, beta=None, gamma=0.01, density=None, scale=1.0, scope: str = "leaf", reduce: str = "mean", weights=None,
     elect: str = "after_weights", divide: str = "count", sign: str = "total", zero: str = "majority",
 ) -> Operator:
-    """TIES whose trim leaves out the largest entries too: beta, gamma and density as in `breadcrumbs`, the rest as in
-    `disjoint_merge`."""
+    """TIES (arXiv:2306.01708) whose trim leaves out the largest entries too (arXiv:2312.06795): beta, gamma and density
+    as in `breadcrumbs`, the rest as in `disjoint_merge`.
+
+    >>> breadcrumbs_ties(beta=0.34, gamma=0.0)({"w": jnp.array([[2.0, -1.0, 0.5], [-1.0, -3.0, 0.25]])})["w"].tolist()
+    [2.0, -2.0, 0.0]
+    """
     merge = disjoint_merge(reduce=reduce, weights=weights, elect=elect, divide=divide, sign=sign, zero=zero)
     return _crumbs(density, beta, gamma, scope) | merge | scaled(by=scale)
 
@@ -135,6 +139,9 @@ def pcb(*, density=0.1, scale=1.0, low=1e-4, high=1e-4, scope: str = "global") -
     density: share of entries whose scores count, in (0, 1] (the paper tunes 0.05 … 0.2). scale: λ, a number or one for
     each task. low, high: shares of the smallest and largest magnitudes that are clamped. scope: where shares and n are
     taken. tanh has a unit: c·τ merges to other than c times the merge.
+
+    >>> pcb(density=1.0)({"w": jnp.array([[2.0, -1.0, 0.5], [-1.0, -3.0, 0.25]])})["w"].round(4).tolist()
+    [1.0, -1.0, 0.25]
     """
     within("low", low, 0, 1, open_high=True)
     within("high", high, 0, 1, open_high=True)

@@ -36,7 +36,12 @@ def wudi(*, scale=1.0, ridge=1e-8, units: str = "relative") -> Operator:
 
 
 def actmat(*, scale=1.0, ridge=1e-8, units: str = "relative") -> Operator:
-    """ACTMat: `wudi` without the weights 1/‖X_t‖², (Σ X_t X_tᵀX_t)(Σ X_tᵀX_t + ridge)⁻¹; options as there."""
+    """ACTMat: `wudi` (arXiv:2503.08099) without the weights 1/‖X_t‖², (Σ X_t X_tᵀX_t)(Σ X_tᵀX_t + ridge)⁻¹; options as
+    there.
+
+    >>> actmat(ridge=0.0)({"w": jnp.array([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])})["w"].round(5).tolist()
+    [[1.0, 2.0, 0.0]]
+    """
     chosen = {"weigh": False, "units": choice("units", units, RIDGES)}
     return _solved(_closed, scale, chosen, ridge=_floor("ridge", ridge))
 
@@ -51,12 +56,15 @@ def _closed(x, ridge, weigh, units):
 
 
 def swudi(*, scale=1.0, t=300.0, rho=0.65) -> Operator:
-    """SWUDI: gradient descent on WUDI's objective from Σ τ for a time t, along the leading eigenvectors of Σ w_t G_t,
-    in closed form.
+    """SWUDI: gradient descent on WUDI's objective (arXiv:2503.08099) from Σ τ for a time t, along the leading
+    eigenvectors of Σ w_t G_t, in closed form.
 
     With eigenvalues e and vectors V: S − S V h Vᵀ + (Σ w_t X_t G_t) V (h/e) Vᵀ, h = 1 − exp(−e·t) on the share rho of
     the largest, else 0.
     t: > 0; 300 … 1800. rho: in (0, 1]. scale: multiplies the result.
+
+    >>> swudi(t=1.0)({"w": jnp.array([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])})["w"].round(5).tolist()
+    [[1.0, 2.0, 0.0]]
     """
     return _solved(_filtered, scale, {}, t=within("t", t, 0, float("inf"), open_low=True), rho=share("rho", rho))
 
@@ -70,8 +78,12 @@ def _filtered(x, t, rho):
 
 
 def aswudi(*, scale=1.0) -> Operator:
-    """ASWUDI: `swudi` to its end (h = 1) along the K = ⌈(Σ√e)² / Σe⌉ leading eigenvectors; it has no hyper-parameter
-    but the scale."""
+    """ASWUDI: `swudi` (arXiv:2503.08099) to its end (h = 1) along the K = ⌈(Σ√e)² / Σe⌉ leading eigenvectors; it has
+    no hyper-parameter but the scale.
+
+    >>> aswudi()({"w": jnp.array([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])})["w"].round(5).tolist()
+    [[1.0, 2.0, 0.0]]
+    """
     return _solved(_adaptive, scale, {})
 
 
@@ -131,6 +143,11 @@ def regmean(*, scale=1.0, off_diagonal=0.95, ridge=1e-6, where: Callable = matri
     matrices by default).
     off_diagonal: what off-diagonal entries are multiplied by, in [0, 1]. ridge: pulls to the average, relative to the
     mean eigenvalue.
+
+    >>> x = jnp.array([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
+    >>> gram = jnp.stack([jnp.diag(jnp.array([3.0, 1.0, 1.0])), jnp.eye(3)])
+    >>> regmean(ridge=0.0)({"w": x}, gram={"w": gram})["w"].round(5).tolist()
+    [[0.75, 1.0, 0.0]]
     """
     within("off_diagonal", off_diagonal, 0, 1)
     solve = step(_regmean, needs=("gram",), entrywise=False, off_diagonal=off_diagonal, ridge=_floor("ridge", ridge))

@@ -190,6 +190,10 @@ def iso_cts(*, scale=1.0, common: float = 0.8, rank: str = "numerical", solver: 
 
     common: share of the dimensions that the sum gets, in [0, 1]; rounded so that the tasks divide the rest. scale,
     rank, solver: see `tsv_m`.
+
+    >>> x = jnp.stack([jnp.diag(jnp.array([2.0, 0.0])), jnp.diag(jnp.array([0.0, 4.0]))])
+    >>> iso_cts()({"w": x})["w"].round(5).tolist()
+    [[3.0, 0.0], [0.0, 3.0]]
     """
     chosen = options(rank, solver)
     merge = split_common(common=common, **chosen) | whiten(**chosen) | level(rank=rank) | rebuild()
@@ -200,6 +204,9 @@ def cart(*, scale=1.0, fraction: float = 0.08, solver: str = "auto") -> Operator
     """CART (Choi et al., 2024, arXiv:2412.12153): τ̄ + scale·Σ_t (low-rank part of τ_t − τ̄); other leaves averaged.
 
     fraction: kept share of the singular triplets, in (0, 1]. scale: multiplies what is added to the average.
+
+    >>> cart(fraction=1.0)({"w": jnp.array([[[1.0, 0.0, 3.0]], [[0.0, 2.0, 3.0]]])})["w"].round(5).tolist()
+    [[0.5, 1.0, 3.0]]
     """
     return on(matrix, centre_low_rank(fraction=fraction, scale=scale, solver=solver), mean())
 
@@ -209,6 +216,9 @@ def svc(base: Operator | None = None, *, alpha=None, solver: str = "auto") -> Op
     tasks (see `calibrate`).
 
     alpha: 1 / tasks by default (the paper, for Σ τ); 0.1 to 1 elsewhere, more for bases that are spectral themselves.
+
+    >>> svc()({"w": jnp.array([[[1.0, 2.0, 2.0]], [[1.0, 2.0, 2.0]]])})["w"].round(5).tolist()
+    [[1.0, 2.0, 2.0]]
     """
     return (total() if base is None else base) | on(matrix, calibrate(alpha=alpha, solver=solver), identity())
 
