@@ -1,8 +1,12 @@
 """Processes that meet over loopback: they agree, share tasks, and end with one sentence where one of them fails."""
+import contextlib
+import itertools
 import json
 import socket
 import time
+import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -54,6 +58,19 @@ def test_configs_that_differ_are_found_out_at_the_start():
                 "one config and the same versions")
     assert (other, sentences(its)) == (2, [sentence])
     assert code == ours.DIED and sentences(err) == [f"process 1 ended: {sentence}"]
+
+
+def test_versions_that_differ_are_told_as_configs_are(monkeypatch):
+    held = {}
+    service = types.SimpleNamespace(key_value_set=held.__setitem__, blocking_key_value_get=lambda key, _: held[key])
+    monkeypatch.setattr(ours, "client", lambda: service)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    for rank, version in enumerate(("0.10.2", "0.10.1")):
+        monkeypatch.setattr(jax, "process_index", lambda rank=rank: rank)
+        monkeypatch.setattr(ours, "_numbers", itertools.count())
+        said = "is not started as process 0 is .versions.jax '0.10.2' there, '0.10.1' here."
+        with pytest.raises(ValueError, match=said) if rank else contextlib.nullcontext():
+            sharding.agree({"config": {"lr": 0.1}, "versions": {"jax": version}})
 
 
 def test_a_coordinator_that_does_not_answer():

@@ -124,6 +124,17 @@ def test_batches_of_a_plan_are_checked_before_anything_is_loaded(monkeypatch):
     shared.check_layout(plan(load("quickstart", "runlocal")))
 
 
+def test_a_job_checks_its_rules_and_says_what_it_does(monkeypatch):
+    from tvjax.experiment import sharing as shared
+    said, layout_ = [], sharding.Layout(sized(1).mesh, sharding.parsed((r"fc3.weight=model,-", ".*=")))
+    monkeypatch.setattr(sharding, "found", lambda *trees: layout_)
+    with pytest.raises(ValueError, match=r"no tensor matches the rule fc3.weight; did you mean"):
+        shared.laid_out(SHAPES, said.append)
+    layout_ = layout_._replace(rules=())
+    shared.laid_out(SHAPES, said.append)
+    assert len(said) == 1 and said[0].endswith("all 3 tensors are on every device")
+
+
 def test_a_batch_that_cannot_be_cut():
     with pytest.raises(ValueError, match="a batch of 6 examples cannot be cut into 4 equal parts"):
         sharding.check_batch(6, sized(4))

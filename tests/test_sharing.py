@@ -94,42 +94,43 @@ def test_leaves_are_shared_out_evenly():
     assert max(loads) - min(loads) <= 2 and sum(loads) == 55
 
 
-def test_a_shared_merge_that_is_interrupted_goes_on(inputs, one_and_eight, tmp_path, monkeypatch):
+def test_a_shared_merge_that_is_interrupted_goes_on(inputs, tmp_path, monkeypatch):
     """Both processes' work, one after the other: the first one's part of a tensor that both have is not done again."""
+    models = [inputs / task for task in many_merges.TASKS]
+    merge = lambda out: disk.merge_checkpoints(inputs / "base", models, out / "dare", "dare", max_shard_size="300KB",
+                                               say=lambda line: None, progress=False)
+    merge(tmp_path / "one")
     monkeypatch.setattr(deltas.Deltas, "piece", deltas.Deltas.piece)  # as it was, at the end
     reads, ends = many_merges.watched_reads(), [KeyboardInterrupt]
     do, one = drive.drive, crew.Crew(tuple(jax.devices()[:1]), 0, 2, lambda found: [found, found])
 
     def both(task, work, past, data):
-        owner, cuts = sharing.shares(task.files, planning.entrywise(task.operator, task.source), 2)
+        owner, cuts = sharing.shares(task.files, planning.entrywise(task.operator, task.source), 2, 3)
         for rank in (0, 1):
             do(task._replace(crew=one._replace(rank=rank, owner=owner, cuts=cuts)), work, past, data)
             if ends:
                 raise ends.pop()
     monkeypatch.setattr(drive, "drive", both)
-    monkeypatch.setattr(sharing, "crew", lambda files, entrywise: one._replace(
-        cuts=sharing.shares(files, entrywise, 2)[1]))
-    models = [inputs / task for task in many_merges.TASKS]
-    merge = lambda: disk.merge_checkpoints(inputs / "base", models, tmp_path / "dare", "dare", max_shard_size="300KB",
-                                           say=lambda line: None, progress=False)
+    monkeypatch.setattr(sharing, "crew", lambda files, entrywise, tasks: one._replace(
+        cuts=sharing.shares(files, entrywise, 2, tasks)[1]))
     with pytest.raises(KeyboardInterrupt):
-        merge()
+        merge(tmp_path)
     assert (min(reads)[0], max(reads)[1]) == (0, 196_608)
     reads.clear()
     other = "model-00001-of-00099.safetensors"  # as if another number of processes had begun
     (tmp_path / ".dare.merging" / other).write_bytes(b"")
-    merge()
+    merge(tmp_path)
     assert not (tmp_path / "dare" / other).exists()
     assert (min(reads)[0], max(reads)[1]) == (196_608, 530_000)
-    same("dare", one_and_eight / "one", tmp_path)
+    same("dare", tmp_path / "one", tmp_path)
 
 
 def test_what_only_one_could_do_is_not_cut():
     made = [writers.Shard(name, {name: readers.TensorInfo((n,), np.dtype("f4"))}, b"", {name: 0})
             for name, n in {"large": 900_000, "small": 90_000}.items()]
-    assert sharing.shares(made, {"large": 900_000, "small": 90_000}, 2) == (
+    assert sharing.shares(made, {"large": 900_000, "small": 90_000}, 2, 3) == (
         {"small": 0}, {"large": (0, 393_216, 900_000)})
-    assert sharing.shares(made, {"small": 90_000}, 2) == ({"large": 0, "small": 1}, {}), "decompositions take it whole"
+    assert sharing.shares(made, {"small": 90_000}, 2, 3) == ({"large": 0, "small": 1}, {}), "taken whole"
     assert crew.cut(10, 3, 4) == (0, 4, 8, 10)
 
 

@@ -6,8 +6,8 @@
 
 Constants that the paper plan takes are those measured on two CPU cores (`README.md` beside this file): GB/s at which a
 host streams a merge from disk to disk, flop/s of its decompositions. Give those of another machine to plan for it.
-shapes: programs of one block of a model with all its task vectors, spread over so many abstract CPU devices and compiled
-ahead of time; XLA tells each device's memory.
+shapes: programs of one block of a model with all its task vectors, spread over so many abstract CPU devices and
+compiled ahead of time; XLA tells each device's memory.
 """
 import argparse
 import functools
@@ -71,7 +71,7 @@ def paper(args):
             print(row(args, method, shapes, tasks, read, written))
 
 
-def fullest(operator, shapes, hosts) -> float:
+def fullest(operator, shapes, tasks, hosts) -> float:
     """How many times its fair share of entries the fullest host has: tensors are cut where the operator allows it."""
     import numpy as np
 
@@ -81,7 +81,7 @@ def fullest(operator, shapes, hosts) -> float:
     infos = {name: TensorInfo(shape, np.dtype(np.float16)) for name, shape in shapes.items()}
     most = sharing.most_bytes(1 << 62, sum(info.nbytes for info in infos.values()), hosts)
     alone = {name: infos[name].size for name, leaf in plan.leaves(shapes).items() if planning.chunked(operator, leaf)}
-    owner, cuts = sharing.shares(writers.shards(infos, most), alone, hosts)
+    owner, cuts = sharing.shares(writers.shards(infos, most), alone, hosts, tasks)
     load = [0] * hosts
     for name, info in infos.items():
         ends = cuts.get(name, ())
@@ -93,7 +93,7 @@ def fullest(operator, shapes, hosts) -> float:
 def row(args, method, shapes, tasks, read, written):
     from tvjax import merging
     passes, sent = statistics(method, shapes, tasks)
-    uneven = fullest(merging.build(method), shapes, args.hosts)
+    uneven = fullest(merging.build(method), shapes, tasks, args.hosts)
     flops = decompositions(shapes, tasks) if method == "tsv_m" else 0
     bytes_ = read * passes + written
     seconds = {"disk": bytes_ * uneven / (args.disk * 1e9 * args.hosts),

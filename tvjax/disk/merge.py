@@ -73,7 +73,8 @@ def run(recipe_: Recipe, out: str | os.PathLike, *, ledger: str = "full", say: C
         if workdir.finished_before(ready.out, ready.task.head["merge"]):
             say(f"{ready.out} holds this merge already")
             return ready.out
-        crew = sharing.crew(ready.task.files, planning.entrywise(ready.task.operator, ready.task.source))
+        apart = planning.entrywise(ready.task.operator, ready.task.source)
+        crew = sharing.crew(ready.task.files, apart, ready.task.source.tasks)
         first = crew is None or crew.rank == 0
         sharding.agree({"merge": ready.task.head["merge"]}, "merge")
         past = workdir.begun_before(ready.work, ready.task.head["merge"])

@@ -21,7 +21,7 @@ NOTHING: Mapping[str, int] = MappingProxyType({})
 FILES = 4  # output files that each process has at least, where the model is large enough: so they share it evenly
 
 
-def crew(files: Sequence[Shard], entrywise: Mapping[str, int] = NOTHING) -> Crew | None:
+def crew(files: Sequence[Shard], entrywise: Mapping[str, int] = NOTHING, tasks: int = 1) -> Crew | None:
     """Who shares the merge into these files; None for one device of one process.
 
     entrywise: {tensor: its entries} of those whose entries may be merged apart from each other.
@@ -31,10 +31,11 @@ def crew(files: Sequence[Shard], entrywise: Mapping[str, int] = NOTHING) -> Crew
     mine = tuple(device for device in devices if device.process_index == rank)
     if count == 1 and len(mine) == 1:
         return None
-    return Crew(mine, rank, count, sharding.exchanged, *shares(files, entrywise if count > 1 else NOTHING, count))
+    own = shares(files, entrywise if count > 1 else NOTHING, count, tasks)
+    return Crew(mine, rank, count, sharding.exchanged, *own)
 
 
-def shares(files: Sequence[Shard], entrywise: Mapping[str, int], count: int
+def shares(files: Sequence[Shard], entrywise: Mapping[str, int], count: int, tasks: int
            ) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     """({tensor: the process that has it}, {tensor that all have: where it is cut}), so that all write as much.
 
@@ -42,8 +43,8 @@ def shares(files: Sequence[Shard], entrywise: Mapping[str, int], count: int
     """
     most = sum(shard.size for shard in files) // (FILES * count)
     alone = [next(iter(shard.tensors)) for shard in files if len(shard.tensors) == 1 and shard.size > most]
-    cuts = {name: cut(entrywise[name], count, pieces.SIZES[-1]) for name in alone
-            if entrywise.get(name, 0) >= count * pieces.SIZES[-1]}
+    unit = pieces.sizes(tasks)[-1]
+    cuts = {name: cut(entrywise[name], count, unit) for name in alone if entrywise.get(name, 0) >= count * unit}
     whole = [shard for shard in files if not cuts.keys() & shard.tensors.keys()]
     owner = shared_out({shard.name: shard.size for shard in whole}, count)
     return {name: owner[shard.name] for shard in whole for name in shard.tensors}, cuts
