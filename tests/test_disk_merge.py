@@ -116,6 +116,21 @@ def test_dtypes_are_mixed_and_the_bases_are_kept(dtype, tmp_path):
     assert json.loads((wider / "config.json").read_text())["dtype"] == "float32"
 
 
+@pytest.mark.parametrize("name", ["ties", "iso_c", "task_arithmetic"])
+def test_double_precision_is_that_of_all_threads(name, inputs, tmp_path, monkeypatch):
+    """What other threads measure, count and decompose is no less precise than what the first does."""
+    monkeypatch.setattr("tvjax.merging.ranking.SMALL", 1 << 10)  # so that a pass counts
+    base, models = inputs
+    out = made(base, models, tmp_path / "out", name, compute_dtype="float64", out_dtype="float64")
+    with jax.enable_x64(True):
+        wide = lambda folder: checkpoints.nest(
+            {leaf: np.asarray(x, np.float64) for leaf, x in tree.flatten(checkpoints.load(folder).params).items()})
+        expected = tree.flatten(merging.merge(merging.build(name), [wide(model) for model in models], wide(base)))
+    for leaf, x in tree.flatten(checkpoints.load(out).params).items():
+        assert x.dtype == np.float64
+        np.testing.assert_allclose(x, expected[leaf], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["dare", "della", "ties"])
 def test_subsets_chunks_and_shards_change_nothing(name, inputs, tmp_path, monkeypatch):
     base, models = inputs

@@ -3,7 +3,7 @@ import contextlib
 import functools
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -26,6 +26,16 @@ def ahead(items: Iterator) -> Iterator:
         while len(waiting) > AHEAD or under_way() > WHOLE:
             yield waiting.popleft()
     yield from waiting
+
+
+def carried(f: Callable) -> Callable:
+    """f for another thread, with this thread's precision and device: these settings of JAX are each thread's own."""
+    wide, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    def call(*args):
+        with jax.enable_x64(wide), jax.default_device(device):
+            return f(*args)
+    return call
 
 
 @functools.cache

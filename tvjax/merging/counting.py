@@ -13,7 +13,7 @@ import numpy as np
 
 from tvjax.merging import numbers, plan, ranking, streamed
 from tvjax.merging import pieces as cuts
-from tvjax.merging.ahead import ahead, readers
+from tvjax.merging.ahead import ahead, carried, readers
 from tvjax.merging.numbers import each_task
 from tvjax.merging.operator import Operator
 from tvjax.merging.pieces import Piece, pad
@@ -79,7 +79,8 @@ class Pass:
         ways = [(piece, way) for leaf in members for way in [streamed._way(job, leaf, upto)]
                 for piece in streamed.pieces(job, leaf)]
         if self.score is jnp.abs and not any(piece.whole or way.stages for piece, way in ways):
-            work = lambda piece, way: self._side(piece, way, np.asarray(streamed._read(job, piece)), None, low, high)
+            work = carried(
+                lambda piece, way: self._side(piece, way, np.asarray(streamed._read(job, piece)), None, low, high))
             started = ((piece, readers().submit(work, piece, way)) for piece, way in ways)
             yield from (future.result() for _, future in ahead(started))
             return

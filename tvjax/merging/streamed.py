@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax.merging import plan
-from tvjax.merging.ahead import ahead, leaf_workers, readers
+from tvjax.merging.ahead import ahead, carried, leaf_workers, readers
 from tvjax.merging.numbers import sum_tasks
 from tvjax.merging.operator import Operator
 from tvjax.merging.pieces import Piece, chunks, cut, cut_numbers, pad
@@ -104,6 +104,7 @@ def _started(job: Run, leaves: Iterable[plan.Leaf], lean: bool, workers: ThreadP
     """(piece, what gives its entries and what has become of them) over all pieces of leaves."""
     upto = len(job.operator.stages)
 
+    @carried
     def made(leaf: plan.Leaf):
         [(piece, way, origin)] = _origins(job, [leaf], upto, lean=lean)
         return origin, jax.block_until_ready(_through(*_inputs(job, piece, way, origin)))
