@@ -6,12 +6,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
+PATIENT = ("--xla_cpu_collective_call_terminate_timeout_seconds=600 "  # XLA aborts where a busy machine is slow
+           "--xla_cpu_collective_timeout_seconds=600")
 
 
 def environment(devices: int, program) -> dict[str, str]:
     """Warnings are errors, but in the command, whose flags warn."""
     strict = {} if program[0] == "-m" else {"PYTHONWARNINGS": "error"}
-    many = f"--xla_force_host_platform_device_count={devices}"
+    many = f"--xla_force_host_platform_device_count={devices} {PATIENT}"
     return {**os.environ, **strict, "XLA_FLAGS": many, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
