@@ -125,7 +125,8 @@ def test_double_precision_is_that_of_all_threads(name, inputs, tmp_path, monkeyp
     with jax.enable_x64(True):
         wide = lambda folder: checkpoints.nest(
             {leaf: np.asarray(x, np.float64) for leaf, x in tree.flatten(checkpoints.load(folder).params).items()})
-        expected = tree.flatten(merging.merge(merging.build(name), [wide(model) for model in models], wide(base)))
+        program = jax.jit(lambda thetas, theta0: merging.merge(merging.build(name), thetas, theta0))  # of one thread
+        expected = tree.flatten(program([wide(model) for model in models], wide(base)))
     for leaf, x in tree.flatten(checkpoints.load(out).params).items():
         assert x.dtype == np.float64
         np.testing.assert_allclose(x, expected[leaf], rtol=1e-12, atol=1e-12)
