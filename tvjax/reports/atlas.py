@@ -144,7 +144,9 @@ def peft(rows) -> Section:
     lines = []
     for name in _names(rows):
         numbers = _of(rows, method=name)[0]["numbers"]
-        lines.append((f"{name} ({numbers:,} numbers)", *(_cell(rows, method=name, share=share) for share in shares)))
+        own = {row["share"] for row in _of(rows, method=name)}  # what needs no data has a share of 0 alone
+        cells = [_cell(rows, method=name, share=share if share in own else 0.0) for share in shares]
+        lines.append((f"{name} ({numbers:,} numbers)", *cells))
     drawn = {f"Accuracy over trained numbers, {100 * share:g} % of the data": figures.lines(
         {name: {max(_of(rows, method=name)[0]["numbers"], 1): [100 * row["value"] for row in
                                                                _of(rows, method=name, share=share)]}
