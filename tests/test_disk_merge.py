@@ -132,6 +132,14 @@ def test_double_precision_is_that_of_all_threads(name, inputs, tmp_path, monkeyp
         np.testing.assert_allclose(x, expected[leaf], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["iso_c", "svc"])
+def test_the_ledger_changes_no_byte(name, inputs, tmp_path):
+    """A brief one lets the engine sum tasks by pieces before it decomposes; a full one needs all of them."""
+    base, models = inputs
+    full, brief = (made(base, models, tmp_path / kind, name, ledger=kind) for kind in ("full", "brief"))
+    assert (full / "model.safetensors").read_bytes() == (brief / "model.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("name", ["dare", "della", "ties"])
 def test_subsets_chunks_and_shards_change_nothing(name, inputs, tmp_path, monkeypatch):
     base, models = inputs
