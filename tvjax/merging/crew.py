@@ -112,7 +112,7 @@ def _plain(x) -> bool:
     return type(x) in (bool, int, float)
 
 
-def _started(crew: Crew, group, body):
+def _started(crew: Crew, group, body) -> list[tuple[Any, Any, int | None]]:
     """The results of a group, on their way: of one item by the plain program, of several by one over the devices.
 
     What all items share goes to all devices at once, and what an item has twice (a piece that no stage has changed is

@@ -64,7 +64,7 @@ def local_rows(batch: int, layout: Layout | None) -> tuple[int, int]:
         return 0, batch
     check_batch(batch, layout)
     there = NamedSharding(layout.mesh, P(layout.batch_axes)).addressable_devices_indices_map((batch,))
-    parts = [rows.indices(batch) for rows, in there.values()]
+    parts = [index[0].indices(batch) for index in there.values() if index]
     return min(first for first, _, _ in parts), max(stop for _, stop, _ in parts)
 
 
