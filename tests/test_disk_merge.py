@@ -91,6 +91,19 @@ def test_disk_equals_memory(name, inputs, tmp_path):
     np.testing.assert_array_equal(found.buffers["embed.position_ids"], np.arange(7)[None] + 2**40)
 
 
+def test_few_leading_triplets_of_a_large_matrix_are_those_of_memory(tmp_path):
+    """From 512 rows on they are taken in float32, by one program for disk, memory and `jit`."""
+    rng = np.random.default_rng(0)
+    base = {"w": rng.standard_normal((512, 514)).astype(np.float32)}
+    models = {task: {"w": base["w"] + 0.01 * rng.standard_normal((512, 514)).astype(np.float32)} for task in "abcd"}
+    folders = {name: write(tmp_path / name, flat, buffers=False) for name, flat in {"base": base, **models}.items()}
+    out = made(folders.pop("base"), folders, tmp_path / "out", "tsv_m", ledger="brief")
+    found = checkpoints.load(out).params["w"]
+    taus = [{"w": model["w"] - base["w"]} for model in models.values()]
+    for merge in (merging.tsv_m(), jax.jit(lambda taus: merging.tsv_m()(taus))):
+        np.testing.assert_allclose(found, base["w"] + merge(taus)["w"], rtol=0, atol=SPECTRAL)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_dtypes_are_mixed_and_the_bases_are_kept(dtype, tmp_path):
     low = np.dtype(getattr(ml_dtypes, dtype, None) or dtype)
