@@ -22,6 +22,7 @@ SHAPES = {
     "big.weight": (263, 251),
     "scale": (),
 }
+BESIDE = ("generation_config.json", "preprocessor_config.json", "special_tokens_map.json", "tokenizer.json")
 SPECTRAL = 1e-6  # decompositions of larger matrices in other memory may round otherwise
 
 
@@ -49,7 +50,8 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     base = leaves(0)
     write(folder / "base", base)
-    (folder / "base" / "tokenizer.json").write_text("{}")
+    for name in BESIDE:
+        (folder / "base" / name).write_text("{}")
     (folder / "base" / "modeling_toy.py").write_text("print('no')")
     (folder / "base" / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
     return folder / "base", [write(folder / task, leaves(i + 1, base=base)) for i, task in enumerate(TASKS)]
@@ -188,18 +190,16 @@ def test_the_directory_is_complete(inputs, tmp_path):
     out = disk.merge_checkpoints(
         base, models, tmp_path / "a b ü" / "out", "ties", options={"density": 0.3}, say=said.append
     )
-    assert sorted(path.name for path in out.iterdir()) == [
-        "README.md",
-        "config.json",
-        "ledger.jsonl",
-        "model.safetensors",
-        "recipe.yaml",
-        "tokenizer.json",
-    ]
+    ours = ("README.md", "config.json", "ledger.jsonl", "model.safetensors", "recipe.yaml")
+    assert sorted(path.name for path in out.iterdir()) == sorted([*ours, *BESIDE])
+    assert all((out / name).read_text() == "{}" for name in BESIDE)
     assert "modeling_toy.py, which is code" in said[0] and "2 passes" in said[0] and "memory: at most" in said[0]
     card = (out / "README.md").read_text()
     assert "base_model:" in card and "density" in card and "mit" in card
-    again = disk.run(disk.from_yaml(out / "recipe.yaml"), tmp_path / "again", say=lambda line: None)
+    (models[0] / "tokenizer.json").write_text("[]")
+    again = disk.run(disk.from_yaml(out / "recipe.yaml"), tmp_path / "again", say=said.append)
+    (models[0] / "tokenizer.json").unlink()
+    assert "tokenizer.json of cars differ from the base's, which are taken" in "".join(said)
     assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
