@@ -46,6 +46,14 @@ def test_adapters_are_cut_without_their_product():
     np.testing.assert_allclose(made.dense(), (U[:, :3] * s[:3]) @ Vt[:3], rtol=1e-4, atol=1e-4)
 
 
+def test_ranks_beyond_a_matrix_are_all_of_it():
+    taus = {"w": np.random.default_rng(0).standard_normal((2, 6, 4)).astype(np.float32)}
+    for beyond, whole in ((merging.tsv_m(per_task=99), merging.tsv_m(per_task=4)),
+                          (merging.dc_merge(per_task=99), merging.dc_merge(per_task=4)),
+                          (merging.total() | merging.truncate(rank=99), merging.total())):
+        np.testing.assert_allclose(beyond(taus)["w"], whole(taus)["w"], rtol=1e-5, atol=1e-5)
+
+
 def test_slips():
     with pytest.raises(ValueError, match="rank is a whole number of at least 1; got 0"):
         merging.truncate(rank=0)
