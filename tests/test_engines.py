@@ -95,6 +95,16 @@ def test_lists_and_stacks_agree(name):
     jax.tree.map(np.testing.assert_array_equal, OPERATORS[name](TAUS), OPERATORS[name](taus))
 
 
+@pytest.mark.parametrize("shape", [(1, 512), (1, 1), (512, 1), (1,), (0, 5), ()])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_leaf_keeps_its_shape(shape, tasks):
+    """A stack of one task looks like one row."""
+    stack = {"w": np.ones((tasks, *shape), np.float32)}
+    for given in (stack, tree.unstack(stack)):
+        assert merging.top(density=0.5)(given)["w"].shape == (tasks, *shape)
+        assert merging.total()(given)["w"].shape == shape
+
+
 @pytest.mark.parametrize(
     "name", [n for n in OPERATORS if n != "unit norms"]
 )  # its float sums depend on how they are split

@@ -33,7 +33,7 @@ def run(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew) ->
     held: dict[str, list[Made]] = {}
     for made in finished(job, crew, [name for name in job.leaves if crew.owns(name) and name not in crew.cuts]):
         held.setdefault(made.leaf.name, []).append(made)
-    return {name: streamed._joined(held[name], source.dtypes[name]) for name in job.leaves if name in held}
+    return {name: streamed.joined(job, held[name]) for name in job.leaves if name in held}
 
 
 def prepare(operator: Operator, source: Source, tasks, data: Mapping, crew: Crew,

@@ -129,4 +129,6 @@ def side(row: np.ndarray, low, high) -> tuple[int, np.ndarray, np.ndarray, np.nd
 
 
 def _select(row: np.ndarray, k: int) -> np.floating:
+    if not len(row):
+        return row.dtype.type(0)  # of no scores: nothing is compared with it
     return np.partition(row, len(row) - k)[len(row) - k]

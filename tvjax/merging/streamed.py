@@ -58,10 +58,11 @@ def run(operator: Operator, source: Source, tasks, data: Mapping) -> Iterator[tu
     Raises ValueError naming the first leaf with NaN or infinite entries.
     """
     held: list[Made] = []
-    for made in finished(prepare(operator, source, tasks, data), lean=True):
+    job = prepare(operator, source, tasks, data)
+    for made in finished(job, lean=True):
         held.append(made)
         if made.stop == math.prod(made.leaf.shape):
-            yield made.leaf.name, _joined(held, source.dtypes[made.leaf.name])
+            yield made.leaf.name, joined(job, held)
             held = []
 
 
@@ -124,10 +125,12 @@ def matrices(job: Run) -> list[int]:
     return [math.prod(leaf.shape) for leaf in job.leaves.values() if len(leaf.shape) > 1 and not _chunked(job, leaf)]
 
 
-def _joined(parts: list[Made], dtype):
+def joined(job: Run, parts: list[Made]):
+    """A leaf from its finished pieces, in its input dtype."""
     leaf, first = parts[0].leaf, parts[0].result
+    dtype = job.source.dtypes[leaf.name]
     dtype = getattr(dtype, "factors", dtype)
-    if len(parts) == 1 and (not isinstance(first, np.ndarray) or first.shape[-len(leaf.shape) :] == leaf.shape):
+    if pieces(job, leaf)[0].whole or np.shape(first) == leaf.shape == (math.prod(leaf.shape),):
         return jax.tree.map(lambda part: part.astype(dtype, copy=False), first)
     out = np.empty((*first.shape[:-1], math.prod(leaf.shape)), dtype)
     for part in parts:
