@@ -99,7 +99,7 @@ def fit(loss, params, feed, recipe, *, frozen=None, transform=None, place=None, 
     seconds = time.perf_counter() - begun
     params, aux = state["params"], sharding.host(aux)
     params = params if layout is None else home(params)
-    return Fitted(params, np.array(state["losses"][:done]), seconds, done, clock.rate, aux)
+    return Fitted(params, np.array(state["losses"])[:done], seconds, done, clock.rate, aux)
 
 
 def _spread(params, frozen, place, layout):
@@ -175,7 +175,7 @@ def _numbered(feed: Callable[..., Iterable] | Iterable, start, steps):
 
 def _finite_losses(state, step, recipe):
     """The losses of the steps so far, after a look for the first that is not finite."""
-    losses = np.array(state["losses"][:step])
+    losses = np.array(state["losses"])[:step]  # cut on the host: on the device each length would compile anew
     if not np.isfinite(losses).all():
         first = int(np.argmin(np.isfinite(losses)))
         raise ValueError(f"the loss is {losses[first]} at step {first} of {recipe.steps} (lr={recipe.lr:g}): "
