@@ -48,7 +48,7 @@ def test_hidden_states_are_those_of_transformers(torch_model, found):
 def test_the_pooled_token_is_that_of_transformers(torch_model, found):
     import torch
     kinds = np.array([[0, 0, 1, 1, 1, 1]] * 3)
-    pooled = found.model.apply({"params": found.params}, IDS, MASK, kinds)[1]
+    pooled = jax.jit(lambda params: found.model.apply({"params": params}, IDS, MASK, kinds)[1])(found.params)
     theirs = torch_model(torch.tensor(IDS), torch.tensor(MASK), torch.tensor(kinds)).pooler_output.detach().numpy()
     np.testing.assert_allclose(pooled, theirs, atol=1e-5)
 
@@ -56,7 +56,8 @@ def test_the_pooled_token_is_that_of_transformers(torch_model, found):
 def test_gradients_are_those_of_transformers(torch_model, found):
     import torch
     weight = np.random.default_rng(0).standard_normal((3, 8)).astype(np.float32)
-    ours = jax.grad(lambda p: jnp.sum(bert.sentence_features(found.model)(p, IDS, MASK) * weight))(found.params)
+    features = bert.sentence_features(found.model)
+    ours = jax.jit(jax.grad(lambda p: jnp.sum(features(p, IDS, MASK) * weight)))(found.params)
     states, mask = torch_model(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state, torch.tensor(MASK)[..., None]
     torch_model.zero_grad()
     (((states * mask).sum(1) / mask.sum(1)) * torch.tensor(weight)).sum().backward()
@@ -68,7 +69,7 @@ def test_gradients_are_those_of_transformers(torch_model, found):
 
 
 def test_padding_changes_nothing(found):
-    features = bert.sentence_features(found.model)
+    features = jax.jit(bert.sentence_features(found.model))
     np.testing.assert_allclose(features(found.params, IDS[1:2, :3]), features(found.params, IDS, MASK)[1:2], atol=1e-6)
 
 
@@ -90,7 +91,7 @@ def test_a_whole_model_with_old_names_is_read(found, folder, tmp_path):
                      tmp_path / "model.safetensors")
     read = bert.from_pretrained(tmp_path)
     assert not read.model.config.pooler and "pooler" not in read.params
-    features = lambda one: bert.sentence_features(one.model)(one.params, IDS, MASK)
+    features = lambda one: jax.jit(bert.sentence_features(one.model))(one.params, IDS, MASK)
     np.testing.assert_array_equal(features(read), features(found))
 
 
@@ -134,5 +135,5 @@ def test_sentences_are_those_of_sentence_transformers(minilm):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     theirs = sentence_transformers.SentenceTransformer(str(minilm.path), device="cpu").encode(SENTENCES)
     given = minilm.tokenizer(SENTENCES, padding=True, return_tensors="np")
-    ours = bert.sentence_features(minilm.model)(minilm.params, given["input_ids"], given["attention_mask"])
+    ours = jax.jit(bert.sentence_features(minilm.model))(minilm.params, given["input_ids"], given["attention_mask"])
     np.testing.assert_allclose(ours / np.linalg.norm(ours, axis=1, keepdims=True), theirs, atol=1e-5)

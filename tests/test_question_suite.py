@@ -93,9 +93,9 @@ def test_fine_tune_merge_evaluate(model, data, tmp_path):
 def test_scores_are_log_probabilities_and_answers_their_largest(model, data):
     about = problem(model, data, tasks=("qasc", "glue-rte"))
     inputs, labels = about.splits["qasc"]["test"]
-    found = about.encode(about.theta0, inputs)
-    plain = t5.choice_log_probs(about.pretrained.model)(about.theta0, inputs["input_ids"], inputs["attention_mask"],
-                                                        inputs["choices"])
+    found = jax.jit(about.encode)(about.theta0, inputs)
+    plain = jax.jit(t5.choice_log_probs(about.pretrained.model))(
+        about.theta0, inputs["input_ids"], inputs["attention_mask"], inputs["choices"])
     there = (inputs["choices"] != 0).any(-1)
     assert found.shape == (8, 3) and not there.all(), "some examples have two choices, some three"
     np.testing.assert_allclose(found[there], plain[there], rtol=1e-6)
@@ -110,9 +110,12 @@ def test_the_criterion_is_the_likelihood_of_the_answer(model, data):
     about = problem(model, data)
     inputs, labels = jax.tree.map(lambda x: x[:4], tuple(about.splits["winogrande"]["train"]))
     right = np.take_along_axis(inputs["choices"], labels[:, None, None], 1)[:, 0]
-    by_hand = t5.loss(about.pretrained.model)(about.theta0, inputs["input_ids"], inputs["attention_mask"], right)
+    loss = t5.loss(about.pretrained.model)
     score = lambda head, inputs: about.predict(about.theta0, head, inputs)
-    found = about.criterion(score, about.heads["winogrande"], 2, inputs, labels)
+    by_hand, found = jax.jit(lambda theta, inputs: (
+        loss(theta, inputs["input_ids"], inputs["attention_mask"], right), about.criterion(
+            lambda head, inputs: about.predict(theta, head, inputs), about.heads["winogrande"], 2, inputs, labels)))(
+                about.theta0, inputs)
     np.testing.assert_allclose(found, by_hand, rtol=1e-6)
     with pytest.raises(ValueError, match="data.criterion='choices'"):
         about.criterion(score, None, 2, inputs, labels, smoothing=0.1)
