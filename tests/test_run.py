@@ -15,7 +15,9 @@ from tvjax import checkpoints, merging, results, run, training, tree, vectors
 from tvjax.data import glyphs
 from tvjax.experiment import finetune, job
 from tvjax.models import clip
+from tvjax.training import feed
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 ROOT = pathlib.Path(__file__).parents[1]
 
 
@@ -29,7 +31,7 @@ def small(**changes):
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(tmp_path_factory, quick_compilation):
     """(folder, rows, what was said)."""
     folder, said = tmp_path_factory.mktemp("work") / "new", []
     return folder, run.run(small(), folder, say=said.append), said
@@ -134,7 +136,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(done, tmp_path, monkeypatch
                 raise KeyboardInterrupt
             yield batch
 
-    monkeypatch.setattr(training, "batches", cut)
+    monkeypatch.setattr(feed, "batches", cut)
     config = small(merges=(ConfigDict(dict(name="average")),), save_models=False)
     while len(starts) < 4:
         try:
