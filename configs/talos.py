@@ -20,7 +20,7 @@ test images, so that it takes two cores half an hour.
 
 Expected (:vision, three seeds, measured; test accuracy %): one task 94.2 fully tuned, 74.5 by TaLoS, 90.4 by LoTA; task
 arithmetic 87.5 / 74.4 / 85.8, normalised 92.8 / 99.7 / 94.9; negated to 61.6 / 71.4 / 54.9 from 72.5. More in
-experiments/talos/README.md, with :4 and :sparsity; :8, :ablations and :t5 have not been run at their size.
+experiments/talos/README.md, with :4, :minilm and :sparsity; :8, :ablations and :t5 were not run at size.
 
 The paper's own settings, for machines with its checkpoints: CLIP ViT-B/32, B/16 and L/14 on Cars, DTD, EuroSAT, GTSRB,
 MNIST, RESISC45, SUN397, SVHN (AdamW, lr 1e-5, weight decay 0.1, batch 128, about 2000 steps); T5-small, -base and
