@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tvjax.disk.readers import Opened, TensorInfo
-from tvjax.merging import buffers
+from tvjax.merging import buffers, pieces
 from tvjax.tree import wide
 
-BLOCK = 3 << 16  # entries that are read at once
+BLOCK = pieces.SIZES[-1]  # entries that are read at once
 
 
 class Place(NamedTuple):

@@ -112,8 +112,7 @@ def _started(job: Run, leaves: Iterable[plan.Leaf], lean: bool, workers: ThreadP
 
     for apart, some in itertools.groupby(leaves, lambda leaf: workers is not None and not _chunked(job, leaf)):
         if apart and workers is not None:
-            yield from ((Piece(leaf, 0, math.prod(leaf.shape), True), workers.submit(made, leaf).result)
-                        for leaf in some)
+            yield from ((*pieces(job, leaf), workers.submit(made, leaf).result) for leaf in some)
             continue
         for piece, way, origin in _origins(job, some, upto, lean=lean):
             done = _through(*_inputs(job, piece, way, origin))
@@ -130,7 +129,7 @@ def joined(job: Run, parts: list[Made]):
     leaf, first = parts[0].leaf, parts[0].result
     dtype = job.source.dtypes[leaf.name]
     dtype = getattr(dtype, "factors", dtype)
-    if pieces(job, leaf)[0].whole or np.shape(first) == leaf.shape == (math.prod(leaf.shape),):
+    if _whole(job, leaf) or np.shape(first) == leaf.shape == (math.prod(leaf.shape),):
         return jax.tree.map(lambda part: part.astype(dtype, copy=False), first)
     out = np.empty((*first.shape[:-1], math.prod(leaf.shape)), dtype)
     for part in parts:
@@ -141,10 +140,13 @@ def joined(job: Run, parts: list[Made]):
 # ---------------------------------------------------------------- pieces of leaves
 def pieces(job: Run, leaf: plan.Leaf) -> list[Piece]:
     """The pieces in which a leaf passes its stages."""
-    entries = math.prod(leaf.shape)
-    if entries == 0 or not _chunked(job, leaf):
-        return [Piece(leaf, 0, entries, True)]
+    if _whole(job, leaf):
+        return [Piece(leaf, 0, math.prod(leaf.shape), True)]
     return chunks(leaf, job.source.tasks, *job.spans.get(leaf.name, ()))
+
+
+def _whole(job: Run, leaf: plan.Leaf) -> bool:
+    return math.prod(leaf.shape) == 0 or not _chunked(job, leaf)
 
 
 def _chunked(job: Run, leaf: plan.Leaf) -> bool:
