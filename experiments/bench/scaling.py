@@ -24,33 +24,29 @@ DECOMPOSITION = 127e9  # flop/s by the count of `decompositions`: TSV-M of eight
 METHODS = ("task_arithmetic", "ties", "consensus", "metagpt", "model_stock", "tsv_m")
 
 
+def block(width: int, keys: int, inner: int) -> dict[str, tuple[int, ...]]:
+    """A block of a Llama: its width, that of keys and values, that of the MLP."""
+    return {"self_attn.q_proj.weight": (width, width), "self_attn.k_proj.weight": (keys, width),
+            "self_attn.v_proj.weight": (keys, width), "self_attn.o_proj.weight": (width, width),
+            "mlp.gate_proj.weight": (inner, width), "mlp.up_proj.weight": (inner, width),
+            "mlp.down_proj.weight": (width, inner), "input_layernorm.weight": (width,),
+            "post_attention_layernorm.weight": (width,)}
+
+
+block70b, block1b = functools.partial(block, 8192, 1024, 28_672), functools.partial(block, 2048, 512, 8192)
+
+
+def layers(one: dict[str, tuple[int, ...]], count: int) -> dict[str, tuple[int, ...]]:
+    return {f"model.layers.{i}.{name}": shape for i in range(count) for name, shape in one.items()}
+
+
 def llama70b() -> dict[str, tuple[int, ...]]:
-    shapes = {"model.embed_tokens.weight": (32_000, 8192), "lm_head.weight": (32_000, 8192),
-              "model.norm.weight": (8192,)}
-    for i in range(80):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in block70b().items()}
-    return shapes
-
-
-def block70b() -> dict[str, tuple[int, ...]]:
-    return {"self_attn.q_proj.weight": (8192, 8192), "self_attn.k_proj.weight": (1024, 8192),
-            "self_attn.v_proj.weight": (1024, 8192), "self_attn.o_proj.weight": (8192, 8192),
-            "mlp.gate_proj.weight": (28_672, 8192), "mlp.up_proj.weight": (28_672, 8192),
-            "mlp.down_proj.weight": (8192, 28_672), "input_layernorm.weight": (8192,),
-            "post_attention_layernorm.weight": (8192,)}
-
-
-def block1b() -> dict[str, tuple[int, ...]]:
-    return {"self_attn.q_proj.weight": (2048, 2048), "self_attn.k_proj.weight": (512, 2048),
-            "self_attn.v_proj.weight": (512, 2048), "self_attn.o_proj.weight": (2048, 2048),
-            "mlp.gate_proj.weight": (8192, 2048), "mlp.up_proj.weight": (8192, 2048),
-            "mlp.down_proj.weight": (2048, 8192), "input_layernorm.weight": (2048,),
-            "post_attention_layernorm.weight": (2048,)}
+    return {"model.embed_tokens.weight": (32_000, 8192), "lm_head.weight": (32_000, 8192),
+            "model.norm.weight": (8192,)} | layers(block70b(), 80)
 
 
 def llama1b() -> dict[str, tuple[int, ...]]:
-    shapes = {"model.embed_tokens.weight": (128_256, 2048), "model.norm.weight": (2048,)}
-    return shapes | {f"model.layers.{i}.{name}": shape for i in range(16) for name, shape in block1b().items()}
+    return {"model.embed_tokens.weight": (128_256, 2048), "model.norm.weight": (2048,)} | layers(block1b(), 16)
 
 
 CASES = {"70B x 10 experts": (llama70b, block70b, 10), "1B x 10,000 vectors": (llama1b, block1b, 10_000)}
